@@ -1,0 +1,270 @@
+"""The vocabulary of a pool under test: what a harness may ask for, and what it may be answered.
+
+Objects are named by tokens that the harness chooses (a lease token at `Publish`, a proxy token at `Deliver`, a reader
+token at `Read`, a look token at `Look`), so a sequence stays meaningful when a shrinker drops operations from it.
+Token numbers are unique in a sequence and a kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from vmmref_models.reasons import Reason
+
+PUBLISH = "publish"
+RETIRE = "retire"
+
+
+def rank_stream(rank: int) -> str:
+    """Name of the one stream that rank `rank` uses for a pool (ACK-2)."""
+    return f"rank:{rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What a lease carries, by seed: `dtype` as torch names it ("uint8"), `shape`, and how the source is laid out."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    seed: int
+    layout: str = "contiguous"
+    """"contiguous", "transposed" (non-contiguous), or "expanded" (zero stride)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Lease a range and a slot, queue the copy and the ready store. Does not wait."""
+
+    lease: int
+    payload: Payload
+    nbytes: int
+    """Bytes of the payload: product of the shape times the element size."""
+    digest: int
+    """CRC-32 of the payload's dtype name, shape and bytes; what a reader must get back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Wait until ready(slot) is visible to the host; from then on the lease's proxy may be delivered."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wrap:
+    """Publish and Dispatch in one call, as `wrap_tensor` does."""
+
+    lease: int
+    payload: Payload
+    nbytes: int
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Give rank `rank` one more copy of a dispatched lease's proxy through its wire form, at any later time."""
+
+    lease: int
+    proxy: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Begin a reconstruction: enter the table, queue the copy-out and the read of R. Does not wait."""
+
+    proxy: int
+    reader: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Finish a reconstruction: wait for its queued work, judge R, queue the acknowledgement."""
+
+    reader: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Read and Collect in one call, as `reconstruct_on_target_device` does."""
+
+    proxy: int
+    reader: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Acknowledge without reading (`release_without_reconstruction`); nothing more after a read that acknowledged."""
+
+    proxy: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Let the oldest queued piece of one stream run: PUBLISH, RETIRE or rank_stream(r)."""
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """First half of a recycle pass: take a snapshot of every acknowledgement word."""
+
+    look: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Second half: claim every lease that look `look` saw fully acknowledged, and queue their retire stores."""
+
+    look: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """Free the ranges and slots of retiring leases whose retire store the host has seen complete; `wait` for all."""
+
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recycle:
+    """Look, Claim, Reclaim(wait=True): one whole pass. Answers how many leases it took back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Claim a lease by its producer's handle and queue its retire store; `wait` frees it too before returning."""
+
+    lease: int
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """As Cancel, for a lease whose proxy has been handed on (CAN-3)."""
+
+    lease: int
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease:
+    """The producer's low-level release of a lease handle, current or old (REC-6)."""
+
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tamper:
+    """Cancel with a handle that was altered; must be refused and change nothing.
+
+    `how`: "generation" (an older one), "offset" (start moved by one alignment), "pool" (another pool's nonce).
+    """
+
+    lease: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishUnusable:
+    """Publish something no pool may take: "empty" (no elements) or "wrong-device"."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """End the pool: newcomers are refused, queued work ends, every lease is retired, memory is given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Construct:
+    """Make a second, short-lived pool beside the one under test and close it again.
+
+    `what`: "valid"; or one bad argument that must be refused before anything is taken: "memory_size",
+    "consumer_count", "max_inflight_slices", "recycle_interval" (each zero or negative; LIFE-1), "below-granule"
+    (LIFE-1), "control-only" (no room behind the control words; CTL-5), "backing-dtype", "backing-size",
+    "backing-strided" (PUB-5).
+    """
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Faulty:
+    """Do `operation` while its `call`-th driver call (1-based) fails. Needs the capability "faults"."""
+
+    operation: Publish | Wrap | Read | Fetch | Recycle | Cancel | Construct
+    call: int
+
+
+Operation: TypeAlias = (
+    Publish
+    | Dispatch
+    | Wrap
+    | Deliver
+    | Read
+    | Collect
+    | Fetch
+    | Release
+    | Advance
+    | Look
+    | Claim
+    | Reclaim
+    | Recycle
+    | Cancel
+    | Revoke
+    | ReleaseLease
+    | Tamper
+    | PublishUnusable
+    | Shutdown
+    | Construct
+    | Faulty
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """A lease as anybody may see it: slot, generation, the bytes [start, end) it holds and the bytes it uses."""
+
+    slot: int
+    generation: int
+    start: int
+    end: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an operation answered.
+
+    `kind`: "done"; "full" (RNG-5, a normal answer); "refused" (the pool said no, `reason` says why, nothing changed);
+    "failed" (a driver call failed, `reason` is DRIVER_CALL_FAILED or POOL_FAILED); "crashed" (anything else: an
+    exception that is no refusal; never right).
+    """
+
+    kind: str
+    reason: Reason | None = None
+    lease: LeaseView | None = None
+    """Of Publish and Wrap."""
+    digest: int | None = None
+    """Of Collect and Fetch: CRC-32 as in `Publish.digest` of what the rank got."""
+    cached: bool = False
+    """Of Read and Fetch: answered from the proxy's own cache; no pool read, no acknowledgement."""
+    count: int | None = None
+    """Of Recycle, Reclaim and Claim: how many leases were freed (Claim: claimed)."""
+    leftovers: int | None = None
+    """Of Construct, also inside Faulty: handles, mappings, reservations, descriptors, streams, events left behind."""
+    message: str = ""
+    """The error's text, for people; never compared."""
+
+
+DONE = Outcome("done")
+FULL = Outcome("full", Reason.POOL_FULL)
+
+
+def refused(reason: Reason, message: str = "") -> Outcome:
+    """An answer that says no and changed nothing."""
+    return Outcome("refused", reason, message=message)

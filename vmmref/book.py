@@ -1,0 +1,233 @@
+"""The book of a pool's leases: ranges, slots and who holds what. Host memory only; it never waits for the device."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
+
+from vmmref.errors import GenerationExhausted, LeaseError
+from vmmref.layout import ControlLayout
+from vmmref.lease import PoolLease
+from vmmref.ranges import FreeRanges
+from vmmref.slots import Slots
+from vmmref_models.reasons import Reason
+
+_log = logging.getLogger("vmmref")
+
+_WARN_GENERATIONS_LEFT = 2**20
+"""Per slot. With 4,096 slots used in turn at 1,000 leases/s this is some 50 days before the end (GEN-6)."""
+
+
+class Phase(Enum):
+    """Where a lease is between being taken and being free again."""
+
+    ACTIVE = "active"
+    RETIRING = "retiring"
+
+
+class Holding:
+    """One lease that holds a range and a slot, with the device work that belongs to it.
+
+    `published` stands for its copy and ready store, `retired` for its retire store (events, None = not queued).
+    `source` keeps the published tensor alive until the copy has ended.
+    """
+
+    __slots__ = ("dispatched", "lease", "phase", "published", "ready_queued", "retire_queued", "retired", "source")
+
+    def __init__(self, lease: PoolLease) -> None:
+        self.lease = lease
+        self.phase = Phase.ACTIVE
+        self.ready_queued = False
+        self.retire_queued = False
+        self.dispatched = False
+        self.published: int | None = None
+        self.retired: int | None = None
+        self.source: Any = None
+
+
+class LeaseBook:
+    """Free ranges, free slots and the lease of every other slot, under one lock that is held for microseconds only.
+
+    REC-3: a lease leaves ACTIVE by `claim` or `claim_where`, exactly once, and whoever claimed it retires it on the
+    device and then frees it. Everything else that wants to end the lease is refused.
+    """
+
+    def __init__(
+        self,
+        nonce: bytes,
+        layout: ControlLayout,
+        data_end: int,
+        generation_limit: int,
+        transport_name: str,
+        issued: Sequence[int] = (),
+    ) -> None:
+        self._nonce = nonce
+        self._transport_name = transport_name
+        self._lock = threading.Lock()
+        # CTL-1: leases can only come from behind the control words.
+        self._ranges = FreeRanges(layout.data_start, data_end)
+        self._slots = Slots(layout.slots, generation_limit, issued)
+        self._holdings: dict[int, Holding] = {}
+        self._warn_above = generation_limit - min(_WARN_GENERATIONS_LEFT, generation_limit // 8)
+        self._warned = False
+
+    def take(self, nbytes: int) -> Holding | None:
+        """Lease `nbytes` (> 0): a range, a slot and its next generation. None when the pool is full (RNG-5).
+
+        Raises GenerationExhausted when no slot can ever be leased again. A refusal takes nothing (GEN-3).
+        """
+        with self._lock:
+            slots = self._slots
+            if not slots.any_free:
+                if slots.exhausted:
+                    message = (
+                        f"{self._transport_name} pool slot generation exhausted: "
+                        f"all {slots.count} slots have used generation {slots.limit}"
+                    )
+                    raise GenerationExhausted(Reason.GENERATION_EXHAUSTED, "GEN-3", message)
+                return None
+            # The range first: with a free slot at hand nothing can fail after it has been taken.
+            span = self._ranges.allocate(nbytes)
+            if span is None:
+                return None
+            slot, generation = slots.lease()
+            lease = PoolLease(self._nonce, slot, generation, span[0], span[1], nbytes)
+            holding = self._holdings[slot] = Holding(lease)
+        if generation > self._warn_above and not self._warned:
+            self._warn()
+        return holding
+
+    def _warn(self) -> None:
+        self._warned = True
+        _log.warning(
+            "%s pool: a slot has %d generations left; restart it in time [GEN-6]",
+            self._transport_name,
+            self.generations_left,
+        )
+
+    def claim(self, lease: PoolLease, rule: str) -> Holding:
+        """Move the lease from active to retiring; the caller must then retire and free it.
+
+        Raises LeaseError, naming `rule`, and changes nothing, when it is not the active lease of its slot (REC-6).
+        """
+        if lease.nonce != self._nonce:
+            # GEN-5: everything else may coincide.
+            message = (
+                f"lease (slot={lease.slot}, generation={lease.generation}) belongs to another pool "
+                f"than this {self._transport_name} pool"
+            )
+            raise LeaseError(Reason.FOREIGN_POOL, "GEN-5", message)
+        with self._lock:
+            holding = self._holdings.get(lease.slot)
+            # GEN-4, CAN-2: the whole handle is compared, so neither an old generation nor an altered offset passes.
+            if holding is None or holding.lease != lease or holding.phase is not Phase.ACTIVE:
+                message = (
+                    f"Cannot release inactive {self._transport_name} pool lease "
+                    f"(slot={lease.slot}, generation={lease.generation})"
+                )
+                raise LeaseError(Reason.INACTIVE_LEASE, rule, message)
+            holding.phase = Phase.RETIRING
+            return holding
+
+    def claim_where(self, finished: Callable[[Holding], bool]) -> list[Holding]:
+        """Claim every dispatched active lease for which `finished` is true, by slot in the order of leasing."""
+        with self._lock:
+            claimed = [
+                holding
+                for holding in self._holdings.values()
+                if holding.dispatched and holding.phase is Phase.ACTIVE and finished(holding)
+            ]
+            for holding in claimed:
+                holding.phase = Phase.RETIRING
+        return claimed
+
+    def claim_all(self) -> list[Holding]:
+        """Claim every active lease: the pool ends."""
+        with self._lock:
+            claimed = [holding for holding in self._holdings.values() if holding.phase is Phase.ACTIVE]
+            for holding in claimed:
+                holding.phase = Phase.RETIRING
+        return claimed
+
+    def unclaim(self, holding: Holding) -> None:
+        """Make a claimed lease active again, because nothing of its retirement could be queued (ERR-1)."""
+        with self._lock:
+            holding.phase = Phase.ACTIVE
+
+    def require_active(self, holding: Holding) -> None:
+        """Raise LeaseError when the lease was claimed meanwhile."""
+        if holding.phase is not Phase.ACTIVE:
+            lease = holding.lease
+            message = (
+                f"{self._transport_name} pool lease (slot={lease.slot}, generation={lease.generation}) "
+                "was cancelled before it was ready"
+            )
+            raise LeaseError(Reason.INACTIVE_LEASE, "REC-3", message)
+
+    def dispatch(self, holding: Holding) -> None:
+        """Let the lease's proxy leave; raises LeaseError when the lease was claimed meanwhile."""
+        with self._lock:
+            self.require_active(holding)
+            holding.dispatched = True
+
+    def free(self, holding: Holding) -> None:
+        """Give range and slot of a claimed lease back; its retire store has been seen complete (REC-2)."""
+        lease = holding.lease
+        with self._lock:
+            # REC-5: only the one claimer comes here, and only once.
+            del self._holdings[lease.slot]
+            self._ranges.release(lease.start, lease.end)
+            self._slots.release(lease.slot)
+        holding.source = None
+
+    def is_active(self, lease: PoolLease) -> bool:
+        """Whether this very lease is active now."""
+        with self._lock:
+            holding = self._holdings.get(lease.slot)
+            return holding is not None and holding.lease == lease and holding.phase is Phase.ACTIVE
+
+    def snapshot(self) -> BookSnapshot:
+        """Everything at one moment."""
+        with self._lock:
+            return BookSnapshot(self._ranges, self._slots, tuple(self._holdings.values()))
+
+    @property
+    def generations_left(self) -> int:
+        """The smallest number of generations left over the slots still in use (GEN-6)."""
+        with self._lock:
+            return self._slots.generations_left
+
+    @property
+    def active_count(self) -> int:
+        """Leases that hold a range and a slot, retiring ones included."""
+        return len(self._holdings)
+
+
+class BookSnapshot:
+    """A copy of the book's figures, taken under its lock."""
+
+    __slots__ = (
+        "free_bytes",
+        "free_ranges",
+        "free_slots",
+        "generations",
+        "generations_left",
+        "largest_free",
+        "leases",
+        "retired_slots",
+        "retiring",
+    )
+
+    def __init__(self, ranges: FreeRanges, slots: Slots, holdings: tuple[Holding, ...]) -> None:
+        self.free_ranges = ranges.ranges()
+        self.free_bytes = ranges.free_bytes
+        self.largest_free = ranges.largest
+        self.free_slots = slots.free
+        self.retired_slots = slots.retired
+        self.generations = slots.generations
+        self.generations_left = slots.generations_left
+        self.leases = tuple(sorted((holding.lease for holding in holdings), key=lambda lease: lease.slot))
+        self.retiring = tuple(sorted(h.lease.slot for h in holdings if h.phase is Phase.RETIRING))

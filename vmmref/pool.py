@@ -1,0 +1,441 @@
+"""The pool: one exported allocation, cut into leases, handed to N consumer ranks through proxies."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vmmref import tensors
+from vmmref.book import BookSnapshot, Holding, LeaseBook
+from vmmref.broker import DescriptorBroker
+from vmmref.driver import calls
+from vmmref.driver.device import Device
+from vmmref.errors import ArgumentError, UnsupportedError
+from vmmref.handles import HandleType, choose_handle_type, duplicate_descriptor, export_descriptor
+from vmmref.imports import forget_exporter, register_exporter
+from vmmref.layout import ALIGNMENT, ControlLayout, align_up, largest_generation
+from vmmref.lease import PoolCard, PoolLease
+from vmmref.life import Life, State
+from vmmref.proxy import TensorProxy
+from vmmref.publisher import Publisher
+from vmmref.recycler import Look, Recycler, RecyclerThread
+from vmmref.reservation import VmmReservation
+from vmmref.unwind import Unwind
+from vmmref_models.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """What a pool holds at one moment. Sizes in bytes; ranges as (start, end); leases by slot."""
+
+    free_bytes: int
+    largest_free: int
+    free_ranges: tuple[tuple[int, int], ...]
+    leases: tuple[PoolLease, ...]
+    retiring_slots: tuple[int, ...]
+    free_slots: tuple[int, ...]
+    retired_slots: tuple[int, ...]
+    generations: tuple[int, ...]
+    generations_left: int
+
+
+class Publication:
+    """A tensor on its way into the pool: leased, copy and ready store queued. `finish_publish` makes it a proxy."""
+
+    __slots__ = ("_holding", "dtype", "shape")
+
+    def __init__(self, holding: Holding, dtype: str, shape: tuple[int, ...]) -> None:
+        self._holding = holding
+        self.dtype = dtype
+        self.shape = shape
+
+    @property
+    def lease(self) -> PoolLease:
+        """The lease that was taken."""
+        return self._holding.lease
+
+
+class VmmMemoryPool:
+    """A bounded pool of device memory that one producer process leases to `consumer_count` consumer ranks.
+
+    memory_size              bytes of device memory, at least one granule of the device (2 MiB on most)
+    device                   "sim" for the simulated driver, "cuda:0" for a real one
+    consumer_count           ranks; each acknowledges every lease once
+    recycle_interval         seconds between recycle passes of a background thread; None: passes only when asked
+    max_inflight_slices      slots: most leases at a time
+    transport_name           stands in front of every message
+    handle_type              "posix_fd", "fabric", or "auto": fabric where creating, exporting and importing works
+    word_bytes               4 or 8: size of a control word; 8 where 2^31-1 leases of one slot are too few
+    generation_limit         last generation of a slot; default: the largest that the words can tell apart
+    issued_generations       generations already used up per slot, to test near the limit
+    data_size                bytes behind the control words that leases may use, a multiple of 256; default: all
+    byte_tensor              memory to build on in place of an own allocation: contiguous uint8 over VMM memory
+    wait_timeout             seconds after which any wait for the device is reported as WaitTimeout
+
+    Every argument is checked before anything is taken (ArgumentError); a constructor that fails later gives back all
+    that it took (LIFE-4). Thread-safe. Leave it by `shutdown`, or as a context manager.
+    """
+
+    def __init__(
+        self,
+        memory_size: int,
+        device: str = "cuda:0",
+        consumer_count: int = 1,
+        recycle_interval: float | None = 0.05,
+        max_inflight_slices: int = 4096,
+        transport_name: str = "CUDA VMM",
+        handle_type: str = "auto",
+        *,
+        word_bytes: int = 4,
+        generation_limit: int | None = None,
+        issued_generations: Sequence[int] = (),
+        data_size: int | None = None,
+        byte_tensor: Any = None,
+        wait_timeout: float = 30.0,
+    ) -> None:
+        _check_arguments(memory_size, consumer_count, max_inflight_slices, recycle_interval, wait_timeout)
+        limit = _check_generations(word_bytes, generation_limit, issued_generations, max_inflight_slices)
+        self.transport_name = transport_name
+        self._layout = ControlLayout(max_inflight_slices, consumer_count, word_bytes)
+        self._timeout = wait_timeout
+        self._data_end = _check_data(memory_size, data_size, self._layout, transport_name)
+        self._unwind = Unwind()
+        try:
+            self._device = Device(device)
+            self._unwind.push(self._device.close)
+            with self._device:
+                self._build(memory_size, handle_type, limit, issued_generations, byte_tensor)
+            self._recycler_thread: RecyclerThread | None = None
+            if recycle_interval is not None:
+                self._recycler_thread = RecyclerThread(self.recycle, recycle_interval, self._life.fail)
+        except BaseException as error:
+            # LIFE-4
+            self._unwind.run(cause=error)
+            raise
+
+    def _build(self, memory_size: int, handle_type: str, limit: int, issued: Sequence[int], byte_tensor: Any) -> None:
+        """Take everything that a pool needs, noting each piece for the way back."""
+        device = self._device
+        if self._layout.word_bytes == 8 and not device.attribute(
+            calls.ATTRIBUTE.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+        ):
+            message = f"device {device.name} has no 64-bit stream memory operations: use word_bytes=4"
+            raise UnsupportedError(Reason.NOT_SUPPORTED, "CTL-1", message)
+        self.handle_type = choose_handle_type(handle_type, device)
+        self._memory_size = self._map_memory(memory_size, byte_tensor)
+        self._life = Life(device, self.transport_name)
+        nonce = secrets.token_bytes(16)
+        self._book = LeaseBook(nonce, self._layout, self._data_end, limit, self.transport_name, issued)
+        self._publisher = Publisher(device, self._address, self._layout, self._book, self._life, self._timeout)
+        self._unwind.push(self._publisher.close)
+        self._recycler = Recycler(self._address, self._layout, self._book, self._publisher, self._timeout)
+        self._unwind.push(self._recycler.close)
+        self._zero_words()
+        self._export(nonce)
+
+    def _map_memory(self, memory_size: int, byte_tensor: Any) -> int:
+        """Map the pool's memory (or adopt the caller's) and return its whole size."""
+        properties = calls.allocation_properties(self._device.ordinal, self.handle_type.driver_type)
+        granularity = calls.granularity(properties)
+        if memory_size < granularity:
+            message = (
+                f"memory_size {memory_size} is smaller than one granule of {granularity} bytes of {self._device.name}"
+            )
+            raise ArgumentError(Reason.BAD_ARGUMENT, "LIFE-1", message)
+        size = align_up(memory_size, granularity)
+        if byte_tensor is not None:
+            self._address = tensors.check_backing(byte_tensor, size, self._device)
+            self._byte_tensor = byte_tensor
+            self._handle = calls.retain_handle(self._address)
+            self._unwind.push(lambda: calls.release_memory(self._handle))
+            return size
+        reservation = VmmReservation(self._device, size, self.handle_type.driver_type)
+        self._unwind.push(reservation.close)
+        self._handle = reservation.map(0, size)
+        self._address = reservation.address
+        return size
+
+    def _zero_words(self) -> None:
+        """CTL-3: once, here, and never again: a zeroed word would make an old generation look new."""
+        stream = self._publisher.publish_stream
+        calls.fill_bytes(self._address, 0, self._layout.data_start, stream.handle)
+        stream.synchronize(self._timeout)
+
+    def _export(self, nonce: bytes) -> None:
+        self._broker: DescriptorBroker | None = None
+        if self.handle_type is HandleType.FABRIC:
+            locator = calls.export_fabric(self._handle)
+        else:
+            descriptor = export_descriptor(self._handle)
+            self._unwind.push(lambda: os.close(descriptor))
+            self._descriptor = descriptor
+            self._broker = DescriptorBroker(descriptor, self.transport_name)
+            self._unwind.push(lambda: self._broker and self._broker.close(self._timeout))
+            locator = self._broker.locator
+        self._card = PoolCard(
+            nonce, self.transport_name, os.getpid(), self._memory_size, self._data_end, self._layout.slots,
+            self._layout.consumers, self._layout.word_bytes, self.handle_type, locator, self._device.name,
+        )  # fmt: skip
+        register_exporter(nonce, lambda: duplicate_descriptor(self._descriptor))
+        self._unwind.push(lambda: forget_exporter(nonce))
+
+    # ---- publishing
+
+    def wrap_tensor(self, tensor: Any) -> TensorProxy | None:
+        """Copy `tensor` into the pool and return its proxy, once consumers may read it; None when the pool is full.
+
+        The caller falls back to a host copy then (RNG-5). Raises TensorError for a tensor that cannot be published
+        (PUB-4), GenerationExhausted, PoolClosing, PoolFailed, DriverError, WaitTimeout; none of them takes anything.
+        """
+        publication = self.begin_publish(tensor)
+        return None if publication is None else self.finish_publish(publication)
+
+    def begin_publish(self, tensor: Any) -> Publication | None:
+        """The first half of `wrap_tensor`: lease and queue, and do not wait. None when the pool is full."""
+        with self._life:
+            source = tensors.publishable(tensor, self._device)
+            holding = self._book.take(source.nbytes)
+            if holding is None:
+                return None
+            self._publisher.queue_copy(holding, source, source.data_ptr())
+            return Publication(holding, tensors.dtype_name(source.dtype), tuple(tensor.shape))
+
+    def finish_publish(self, publication: Publication) -> TensorProxy:
+        """The second half of `wrap_tensor`: wait until the bytes and the ready word are visible, and make the proxy.
+
+        Raises LeaseError when the lease was cancelled meanwhile. After WaitTimeout the lease has been cancelled too.
+        """
+        with self._life:
+            holding = publication._holding
+            self._wait_published(holding)
+            proxy = TensorProxy(self._card, holding.lease, publication.dtype, publication.shape)
+            proxy._on_serialize = self._broker.start if self._broker is not None else None
+            return proxy
+
+    def _wait_published(self, holding: Holding) -> None:
+        try:
+            self._publisher.wait_published(holding)
+        except TimeoutError:
+            # PUB-3: its range goes back behind the queued work, in a later pass.
+            self._book.claim(holding.lease, "PUB-3")
+            self._recycler.retire(holding)
+            raise
+
+    def copy_tensor(self, tensor: Any) -> tuple[PoolLease, Any] | tuple[None, None]:
+        """Lower level: copy a tensor into the pool; its lease and a uint8 view of the leased bytes, or (None, None).
+
+        The view is of pool memory: it must not be used after the lease has ended. Raises as `wrap_tensor`.
+        """
+        with self._life:
+            source = tensors.publishable(tensor, self._device)
+            holding = self._book.take(source.nbytes)
+            if holding is None:
+                return None, None
+            self._publisher.queue_copy(holding, source, source.data_ptr())
+            self._wait_published(holding)
+            lease = holding.lease
+            return lease, tensors.view_of_memory(self._address + lease.start, lease.nbytes, self._device)
+
+    # ---- ending leases before every rank has acknowledged
+
+    def cancel_proxy(self, proxy: TensorProxy) -> None:
+        """Cancel the lease of a proxy that was never handed on (CAN-1); as `cancel_lease`."""
+        self.cancel_lease(proxy.lease)
+
+    def cancel_lease(self, lease: PoolLease) -> None:
+        """End an active lease: retire it on the device, wait, give range and slot back.
+
+        A rank that reads it later gets StaleLease, never other bytes. Raises LeaseError, and changes nothing, for a
+        lease that is not active: ended before, of another pool, or altered (CAN-2).
+        """
+        self._end(lease, "CAN-2")
+
+    def revoke(self, lease: PoolLease) -> None:
+        """End an active lease whose proxy has been handed on; goes the same way as `cancel_lease` (CAN-3)."""
+        self._end(lease, "CAN-3")
+
+    def release_lease(self, lease: PoolLease) -> None:
+        """The low-level end of a lease by its handle; refused for anything but the active lease (REC-6)."""
+        self._end(lease, "REC-6")
+
+    def _end(self, lease: PoolLease, rule: str) -> None:
+        with self._life:
+            self._recycler.end_lease(self._book.claim(lease, rule))
+
+    def begin_cancel(self, lease: PoolLease) -> None:
+        """The first half of `cancel_lease`: claim and queue the retire store; `reclaim` or a recycle pass frees it."""
+        with self._life:
+            self._recycler.retire(self._book.claim(lease, "CAN-2"))
+
+    # ---- recycling
+
+    def recycle(self) -> int:
+        """One whole pass: look, claim, reclaim; the number of leases taken back."""
+        with self._life:
+            self._recycler.claim(self._recycler.look())
+            return self._recycler.reclaim(wait=True)
+
+    def look(self) -> Look:
+        """First part of a pass: a snapshot of every acknowledgement."""
+        with self._life:
+            return self._recycler.look()
+
+    def claim(self, look: Look) -> int:
+        """Second part: claim what the look, however old, saw acknowledged by all ranks; how many leases."""
+        with self._life:
+            return self._recycler.claim(look)
+
+    def reclaim(self, wait: bool = True) -> int:
+        """Third part: free what the host has seen retired; how many leases."""
+        with self._life:
+            return self._recycler.reclaim(wait)
+
+    # ---- figures
+
+    def stats(self) -> PoolStats:
+        """What is free, leased and retired, and how far the generations are; also after the pool has ended."""
+        book: BookSnapshot = self._book.snapshot()
+        return PoolStats(
+            book.free_bytes, book.largest_free, book.free_ranges, book.leases, book.retiring, book.free_slots,
+            book.retired_slots, book.generations, book.generations_left,
+        )  # fmt: skip
+
+    @property
+    def usable_size(self) -> int:
+        """Bytes that leases may use: what lies behind the control words."""
+        return self._data_end - self._layout.data_start
+
+    @property
+    def active_lease_count(self) -> int:
+        """Leases that hold a range and a slot now, retiring ones included."""
+        return self._book.active_count
+
+    @property
+    def life(self) -> str:
+        """ "open", "closing", "closed" or "failed"."""
+        return "failed" if self._life.failure is not None and self._life.state is State.OPEN else self._life.state.value
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What left the device state unknown, if anything has (LIFE-3)."""
+        return self._life.failure
+
+    @property
+    def address(self) -> int:
+        """Where the pool's memory is mapped in the producer; the control words come first."""
+        return self._address
+
+    @property
+    def publish_stream(self) -> int:
+        """Handle of the stream with the copies and ready stores; for harnesses that hold streams back."""
+        return self._publisher.publish_stream.handle
+
+    @property
+    def retire_stream(self) -> int:
+        """Handle of the stream with the retire stores."""
+        return self._publisher.retire_stream.handle
+
+    @property
+    def card(self) -> PoolCard:
+        """What consumers need to know of this pool; its nonce names the pool."""
+        return self._card
+
+    # ---- the end
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the pool: refuse newcomers, let callers and queued work end, retire every lease, give everything back.
+
+        Does not wait for consumers: one that holds an import of its own reads right bytes or gets StaleLease. Twice,
+        from two threads, and again after WaitTimeout are all safe (LIFE-2). `timeout` in seconds, by default the
+        pool's `wait_timeout`; at its end WaitTimeout says what is outstanding, and nothing has been unmapped.
+        """
+        patience = self._timeout if timeout is None else timeout
+        if not self._life.begin_close(patience):
+            return
+        closed = False
+        try:
+            self._drain(patience)
+            self._unwind.run()
+            closed = True
+        finally:
+            self._life.end_close(closed)
+
+    def _drain(self, timeout_seconds: float) -> None:
+        """Wait for all that could still touch the memory; after this it may be unmapped."""
+        if self._recycler_thread is not None and self._recycler_thread.stop(timeout_seconds):
+            self._recycler_thread = None
+        self._life.wait_until_empty(timeout_seconds)
+        if self._life.failure is not None:
+            # LIFE-3: the device answers nothing sensible any more; what can be given back is.
+            return
+        with self._device:
+            for holding in self._book.claim_all():
+                self._recycler.retire(holding)
+            self._recycler.reclaim(wait=True)
+            self._publisher.synchronize()
+
+    def __enter__(self) -> VmmMemoryPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+
+def _refuse(rule: str, message: str, reason: Reason = Reason.BAD_ARGUMENT) -> ArgumentError:
+    return ArgumentError(reason, rule, message)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _check_arguments(
+    memory_size: int, consumer_count: int, max_inflight_slices: int, recycle_interval: float | None, wait_timeout: float
+) -> None:
+    """LIFE-1, before anything is taken."""
+    for name, value in (
+        ("memory_size", memory_size),
+        ("consumer_count", consumer_count),
+        ("max_inflight_slices", max_inflight_slices),
+    ):
+        if not _is_count(value):
+            raise _refuse("LIFE-1", f"{name} must be positive, got {value!r}")
+    for name, seconds in (("recycle_interval", recycle_interval), ("wait_timeout", wait_timeout)):
+        if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < float("inf")):
+            raise _refuse("LIFE-1", f"{name} must be positive, got {seconds!r}")
+
+
+def _check_generations(word_bytes: int, limit: int | None, issued: Sequence[int], slots: int) -> int:
+    """GEN-3: the limit in force; refused where the words could not tell that many generations apart."""
+    if word_bytes not in (4, 8):
+        raise _refuse("CTL-1", f"word_bytes must be 4 or 8, got {word_bytes!r}")
+    largest = largest_generation(word_bytes)
+    limit = largest if limit is None else limit
+    if not _is_count(limit) or limit > largest:
+        raise _refuse(
+            "GEN-3", f"generation_limit must be in [1, {largest}] with {word_bytes}-byte words, got {limit!r}"
+        )
+    if len(issued) not in (0, slots) or any(type(used) is not int or not 0 <= used <= limit for used in issued):
+        raise _refuse("GEN-3", f"issued_generations must be {slots} numbers in [0, {limit}], got {list(issued)!r}")
+    return limit
+
+
+def _check_data(memory_size: int, data_size: int | None, layout: ControlLayout, transport_name: str) -> int:
+    """End of the data area; refused where no room is left behind the control words (CTL-5)."""
+    room = (memory_size - layout.data_start) // ALIGNMENT * ALIGNMENT
+    if room <= 0:
+        message = (
+            f"{transport_name} pool is too small after control metadata: "
+            f"pool={memory_size}, control={layout.data_start}"
+        )
+        raise _refuse("CTL-5", message, Reason.POOL_TOO_SMALL)
+    if data_size is None:
+        return layout.data_start + room
+    if not _is_count(data_size) or data_size % ALIGNMENT or data_size > room:
+        raise _refuse(
+            "RNG-1", f"data_size must be a positive multiple of {ALIGNMENT}, at most {room}, got {data_size!r}"
+        )
+    return layout.data_start + data_size

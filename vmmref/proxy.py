@@ -1,0 +1,184 @@
+"""What a producer sends to its consumers in place of a tensor, and what each rank does with it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from vmmref import tensors, wire
+from vmmref.errors import AlreadyReleased, ArgumentError, DriverError, ProducerGone
+from vmmref.imports import IMPORTS, CopyOut, PoolImport, RankReader
+from vmmref.lease import PoolCard, PoolLease
+from vmmref_models.reasons import Reason
+
+
+class Reconstruction:
+    """A reconstruction whose device work is queued; `finish` waits for it."""
+
+    __slots__ = ("_cached", "_copy", "_owner", "_proxy", "_reader")
+
+    def __init__(
+        self,
+        proxy: TensorProxy,
+        cached: Any,
+        owner: PoolImport | None = None,
+        reader: RankReader | None = None,
+        copy: CopyOut | None = None,
+    ) -> None:
+        self._proxy = proxy
+        self._cached = cached
+        self._owner = owner
+        self._reader = reader
+        self._copy = copy
+
+    @property
+    def cached(self) -> bool:
+        """Whether the tensor was there already: nothing was queued, nothing will be acknowledged (CON-2)."""
+        return self._copy is None
+
+    def finish(self) -> Any:
+        """The tensor; to be called once. Raises StaleLease, WaitTimeout or DriverError."""
+        if self._copy is None:
+            return self._cached
+        assert self._owner is not None, "a copy-out belongs to an import"
+        assert self._reader is not None, "a copy-out belongs to a rank"
+        with self._owner.device:
+            tensor = self._reader.finish(self._copy)
+        self._proxy._remember(self._owner.device.name, self._reader.rank, tensor)
+        return tensor
+
+
+class TensorProxy:
+    """One copy of the proxy of one lease: the tensor's dtype and shape, and where its bytes lie in which pool.
+
+    Any number of copies may exist, in any number of processes: `bytes(proxy)` and pickling make more of them, and every
+    one of them is refused in a rank once one of them was read or released there. Thread-safe.
+    """
+
+    def __init__(self, card: PoolCard, lease: PoolLease, dtype: str, shape: tuple[int, ...]) -> None:
+        self.card = card
+        self.lease = lease
+        self.dtype = dtype
+        """Name of the torch dtype, "float32"."""
+        self.shape = shape
+        self._lock = threading.Lock()
+        self._tensors: dict[tuple[str, int], Any] = {}
+        self._done: set[int] = set()
+        self._on_serialize: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return self.lease.nbytes
+
+    def reconstruct_on_target_device(
+        self, device: Any, consumer_count: int | None = None, consumer_rank: int | None = None
+    ) -> Any:
+        """A private copy of the tensor on `device` ("sim", "cuda:0", torch.device) for rank `consumer_rank`.
+
+        Acknowledges the lease for that rank. Asking again returns the same tensor (CON-2). `consumer_rank` may be left
+        out where the pool has one consumer. Raises AlreadyReleased after a release, or from a second copy of the proxy
+        in the rank (CON-3), StaleLease when the lease was revoked (CON-5), ProducerGone, BrokerError, DriverError,
+        WaitTimeout, and ArgumentError for ranks that the pool does not have (ACK-4).
+        """
+        return self.begin_reconstruction(device, consumer_count, consumer_rank).finish()
+
+    def begin_reconstruction(
+        self, device: Any, consumer_count: int | None = None, consumer_rank: int | None = None
+    ) -> Reconstruction:
+        """The first half of `reconstruct_on_target_device`: queue the copy-out and do not wait for it."""
+        rank = self._check_rank(consumer_count, consumer_rank)
+        name = device_name(device)
+        cached = self._tensors.get((name, rank))
+        if cached is not None:
+            return Reconstruction(self, cached)
+        owner = IMPORTS.open(self.card, name)
+        reader = owner.rank(rank)
+        destination = tensors.private_tensor(self.dtype, self.shape, owner.device)
+        with owner.device:
+            try:
+                copy = reader.begin(self.lease, destination, destination.data_ptr())
+            except AlreadyReleased:
+                raise
+            except DriverError:
+                self._done.add(rank)
+                raise
+        self._done.add(rank)
+        return Reconstruction(self, None, owner, reader, copy)
+
+    def _remember(self, device: str, rank: int, tensor: Any) -> None:
+        with self._lock:
+            self._tensors[device, rank] = tensor
+
+    def release_without_reconstruction(
+        self, consumer_count: int | None = None, consumer_rank: int | None = None, device: Any = None
+    ) -> None:
+        """Acknowledge for one rank without reading: an abort. Nothing happens when the rank took part already.
+
+        `device` is where this process imports the pool if it has not yet; by default the producer's own kind of device.
+        """
+        rank = self._check_rank(consumer_count, consumer_rank)
+        with self._lock:
+            if rank in self._done:
+                return
+            self._done.add(rank)
+        try:
+            owner = self._import_for_release(device)
+        except ProducerGone:
+            # Nobody waits for this acknowledgement any more.
+            return
+        with owner.device:
+            owner.rank(rank).release(self.lease)
+
+    def acknowledge_consumption(
+        self, consumer_count: int | None = None, consumer_rank: int | None = None, device: Any = None
+    ) -> None:
+        """As `release_without_reconstruction`: a rank counts once for a lease, whichever call it makes (ACK-3)."""
+        self.release_without_reconstruction(consumer_count, consumer_rank, device)
+
+    def _import_for_release(self, device: Any) -> PoolImport:
+        imported = IMPORTS.find(self.card.nonce)
+        if imported and device is None:
+            return imported[0]
+        return IMPORTS.open(self.card, device_name(device if device is not None else self.card.device_name))
+
+    def _check_rank(self, consumer_count: int | None, consumer_rank: int | None) -> int:
+        """ACK-4: one rank that the lease was published for; anything else is refused before any write."""
+        consumers = self.card.consumers
+        if consumer_count is not None and consumer_count != consumers:
+            message = f"consumer_count {consumer_count!r} is not the {consumers} that the lease was published for"
+            raise ArgumentError(Reason.BAD_RANK, "ACK-4", message)
+        if consumer_rank is None and consumers == 1:
+            return 0
+        if type(consumer_rank) is not int or not 0 <= consumer_rank < consumers:
+            message = f"consumer_rank must be one of 0 ... {consumers - 1}, got {consumer_rank!r}"
+            raise ArgumentError(Reason.BAD_RANK, "ACK-4", message)
+        return consumer_rank
+
+    def __bytes__(self) -> bytes:
+        if self._on_serialize is not None:
+            self._on_serialize()
+        return wire.pack(self.card, self.lease, self.dtype, self.shape)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> TensorProxy:
+        """A new copy of the proxy from its wire form; raises WireFormError for anything else. Executes nothing."""
+        return cls(*wire.unpack(data))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TensorProxy.from_bytes, (bytes(self),)
+
+    def __repr__(self) -> str:
+        lease = self.lease
+        return (
+            f"TensorProxy({self.dtype}, {self.shape}, slot={lease.slot}, generation={lease.generation}, "
+            f"bytes=[{lease.start}, {lease.start + lease.nbytes}))"
+        )
+
+
+def device_name(device: Any) -> str:
+    """The name of a device given as "sim", "cuda", "cuda:1" or a torch.device, in the one form used as a key."""
+    from vmmref.driver.device import parse_device
+
+    kind, ordinal = parse_device(device if isinstance(device, str) else str(device))
+    return f"{kind}:{ordinal}"

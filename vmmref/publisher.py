@@ -1,0 +1,168 @@
+"""The producer's side of a lease: the copy, the ready store behind it, and the retire store that ends it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from vmmref.book import Holding, LeaseBook
+from vmmref.driver import calls, streams
+from vmmref.driver.device import Device
+from vmmref.driver.streams import Stream
+from vmmref.layout import ControlLayout, live_word, retired_word
+from vmmref.life import Life
+from vmmref.unwind import Unwind
+
+
+class Publisher:
+    """Two streams of the producer over one pool's memory: "publish" for copies and ready stores, "retire" for the rest.
+
+    R of a slot has one writer, and its stores are ordered: a retire store is queued only behind the lease's own ready
+    store (by event, or because the host has seen that one done), and the slot comes back only after the host has seen
+    the retire store done (CTL-6, REC-2).
+    """
+
+    def __init__(
+        self, device: Device, address: int, layout: ControlLayout, book: LeaseBook, life: Life, timeout_seconds: float
+    ) -> None:
+        self._device = device
+        self._address = address
+        self._layout = layout
+        self._book = book
+        self._life = life
+        self._timeout_seconds = timeout_seconds
+        # Queueing is serialised a stream; the allocator's lock is another one and never held here (REC-4).
+        self._publish_lock = threading.Lock()
+        self._retire_lock = threading.Lock()
+        self._unwind = Unwind()
+        try:
+            self.publish_stream = Stream("publish")
+            self._unwind.push(self.publish_stream.close)
+            self.retire_stream = Stream("retire")
+            self._unwind.push(self.retire_stream.close)
+        except BaseException as error:
+            self._unwind.run(cause=error)
+            raise
+
+    def queue_copy(self, holding: Holding, source: Any, source_address: int) -> None:
+        """Queue the copy of `source` into the lease and the ready store behind it.
+
+        On failure the lease goes back before the error leaves (PUB-3).
+        """
+        lease = holding.lease
+        stream = self.publish_stream
+        holding.source = source
+        try:
+            with self._publish_lock:
+                self._order_after_torch()
+                calls.copy_on_device(self._address + lease.start, source_address, lease.nbytes, stream.handle)
+                # PUB-1: a stream write makes everything before it on the stream visible first.
+                ready = self._address + self._layout.ready_offset(lease.slot)
+                calls.write_word(ready, live_word(lease.generation), self._layout.word_bytes, stream.handle)
+                holding.ready_queued = True
+                holding.published = stream.mark()
+        except BaseException as error:
+            self._abandon(holding, error)
+            raise
+
+    def _order_after_torch(self) -> None:
+        """Let the copy start after the work that torch has queued to make the tensor."""
+        torch_stream = self._device.current_stream()
+        if torch_stream is not None:
+            event = calls.create_event()
+            try:
+                calls.record_event(event, torch_stream)
+                calls.wait_for_event(self.publish_stream.handle, event)
+            finally:
+                calls.destroy_event(event)
+
+    def _abandon(self, holding: Holding, error: BaseException) -> None:
+        """Take back a lease whose publishing failed at `error`: when its queued work has ended, and only then."""
+        try:
+            self._book.claim(holding.lease, "PUB-3")
+            # PUB-3: also when nothing seems to be queued; a range that goes back early is overwritten later.
+            self.publish_stream.synchronize(self._timeout_seconds)
+            if holding.ready_queued:
+                self.retire(holding)
+                self.wait_retired(holding)
+            self.free(holding)
+        except BaseException as second:
+            # LIFE-3: what the device will still do to this range is not known.
+            error.add_note(f"taking the lease back failed too: {type(second).__name__}: {second}")
+            self._life.fail(error)
+
+    def wait_published(self, holding: Holding) -> None:
+        """Wait until the lease's ready store is visible to the host, then let it be dispatched (PUB-2).
+
+        Raises WaitTimeout, DriverError (then the pool has failed), or LeaseError when it was cancelled meanwhile.
+        """
+        lease = holding.lease
+        self._book.require_active(holding)
+        assert holding.published is not None, "an active lease has its ready store queued"
+        self._wait(holding.published, f"publishing of lease (slot={lease.slot}, generation={lease.generation})")
+        self._book.dispatch(holding)
+        holding.source = None
+
+    def retire(self, holding: Holding) -> None:
+        """Queue R := 2n+1 for a claimed lease.
+
+        On failure `holding.retire_queued` tells whether the store is on its way all the same; then the lease must be
+        waited for like any other, and only otherwise it may become active again.
+        """
+        lease = holding.lease
+        stream = self.retire_stream
+        with self._retire_lock:
+            if holding.published is not None and not holding.dispatched:
+                # CTL-6, REC-2: not before the lease's own copy and ready store, which nobody has seen done yet.
+                calls.wait_for_event(stream.handle, holding.published)
+            if holding.ready_queued:
+                ready = self._address + self._layout.ready_offset(lease.slot)
+                calls.write_word(ready, retired_word(lease.generation), self._layout.word_bytes, stream.handle)
+            holding.retire_queued = True
+            holding.retired = stream.mark()
+
+    def is_retired(self, holding: Holding) -> bool:
+        """Whether the host sees the retire store done; does not wait."""
+        return calls.event_done(self._retired_event(holding))
+
+    def wait_retired(self, holding: Holding) -> None:
+        """Wait until the host sees the retire store done (REC-2)."""
+        lease = holding.lease
+        self._wait(
+            self._retired_event(holding), f"retiring of lease (slot={lease.slot}, generation={lease.generation})"
+        )
+
+    def _retired_event(self, holding: Holding) -> int:
+        if holding.retired is None:
+            # Marking failed when the store was queued; a later mark on the same stream stands for it too.
+            with self._retire_lock:
+                holding.retired = self.retire_stream.mark()
+        return holding.retired
+
+    def free(self, holding: Holding) -> None:
+        """Give the range and the slot of a lease back, whose retire store is done."""
+        published, retired = holding.published, holding.retired
+        self._book.free(holding)
+        if published is not None:
+            self.publish_stream.recycle(published)
+        if retired is not None:
+            self.retire_stream.recycle(retired)
+
+    def _wait(self, event: int, what: str) -> None:
+        try:
+            streams.wait(event, self._timeout_seconds, what)
+        except TimeoutError:
+            raise
+        except BaseException as error:
+            # A queued piece failed: the context is broken and with it every range (LIFE-3).
+            self._life.fail(error)
+            raise
+
+    def synchronize(self) -> None:
+        """Wait for everything queued on both streams."""
+        self.publish_stream.synchronize(self._timeout_seconds)
+        self.retire_stream.synchronize(self._timeout_seconds)
+
+    def close(self) -> None:
+        """Destroy both streams."""
+        self._unwind.run()

@@ -1,0 +1,78 @@
+"""What the pool asks of torch: which tensors can be published, and how bytes become a tensor again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vmmref.driver.device import Device
+from vmmref.errors import ArgumentError, TensorError, WireFormError
+from vmmref.wire import ELEMENT_BYTES
+from vmmref_models.reasons import Reason
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype in the wire form: "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _refused(message: str) -> TensorError:
+    return TensorError(Reason.UNUSABLE_TENSOR, "PUB-4", message)
+
+
+def publishable(tensor: Any, device: Device) -> torch.Tensor:
+    """`tensor` as the contiguous one whose bytes can be copied; raises TensorError for one that cannot be published.
+
+    A contiguous tensor is returned as it is; another is copied (PUB-4). Nothing of the pool is taken before this.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise _refused(f"a torch.Tensor can be published, not {type(tensor).__name__}")
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise _refused(f"only plain strided tensors can be published, not {tensor.layout} {tensor.dtype}")
+    if dtype_name(tensor.dtype) not in ELEMENT_BYTES:
+        raise _refused(f"tensors of {tensor.dtype} cannot be published")
+    wanted = torch.device(device.torch_device)
+    if tensor.device != wanted:
+        raise _refused(f"tensor is on {tensor.device}, the pool's tensors are on {wanted}")
+    if tensor.numel() == 0:
+        raise _refused(f"tensor of shape {tuple(tensor.shape)} is empty")
+    # Lazy conjugation and negation are flags beside the bytes: resolve them, or the reader gets other numbers.
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def private_tensor(dtype: str, shape: tuple[int, ...], device: Device) -> torch.Tensor:
+    """New memory of this process on `device` to copy a lease out to."""
+    torch_dtype = getattr(torch, dtype, None)
+    if torch_dtype is None:
+        raise WireFormError(Reason.BAD_WIRE_FORM, "CON-1", f"this torch {torch.__version__} has no dtype {dtype}")
+    return torch.empty(shape, dtype=torch_dtype, device=device.torch_device)
+
+
+def view_of_memory(address: int, nbytes: int, device: Device) -> torch.Tensor:
+    """A uint8 tensor over `nbytes` of mapped memory, which it does not keep alive: the pool outlives its views."""
+    storage = torch._C._construct_storage_from_data_pointer(address, torch.device(device.torch_device), nbytes)
+    return torch.empty(0, dtype=torch.uint8, device=device.torch_device).set_(storage, 0, (nbytes,), (1,))
+
+
+def check_backing(byte_tensor: Any, memory_size: int, device: Device) -> int:
+    """Address of the memory that a caller offers to build a pool on; raises ArgumentError if unusable (PUB-5)."""
+    usable = (
+        isinstance(byte_tensor, torch.Tensor)
+        and byte_tensor.dtype == torch.uint8
+        and byte_tensor.device == torch.device(device.torch_device)
+        and byte_tensor.is_contiguous()
+        and byte_tensor.numel() >= memory_size
+    )
+    if not usable:
+        got = (
+            f"{byte_tensor.dtype} {tuple(byte_tensor.shape)}, strides {byte_tensor.stride()}, on {byte_tensor.device}"
+            if isinstance(byte_tensor, torch.Tensor)
+            else type(byte_tensor).__name__
+        )
+        message = (
+            f"byte_tensor must be a sufficiently large contiguous uint8 tensor on {device.torch_device}: "
+            f"{memory_size} bytes wanted, got {got}"
+        )
+        raise ArgumentError(Reason.UNUSABLE_BACKING, "PUB-5", message)
+    return int(byte_tensor.data_ptr())
