@@ -35,7 +35,17 @@ class Holding:
     `source` keeps the published tensor alive until the copy has ended.
     """
 
-    __slots__ = ("dispatched", "lease", "phase", "published", "ready_queued", "retire_queued", "retired", "source")
+    __slots__ = (
+        "dispatched",
+        "dispatched_at",
+        "lease",
+        "phase",
+        "published",
+        "ready_queued",
+        "retire_queued",
+        "retired",
+        "source",
+    )
 
     def __init__(self, lease: PoolLease) -> None:
         self.lease = lease
@@ -43,6 +53,7 @@ class Holding:
         self.ready_queued = False
         self.retire_queued = False
         self.dispatched = False
+        self.dispatched_at = 0.0
         self.published: int | None = None
         self.retired: int | None = None
         self.source: Any = None
@@ -54,6 +65,9 @@ class LeaseBook:
     REC-3: a lease leaves ACTIVE by `claim` or `claim_where`, exactly once, and whoever claimed it retires it on the
     device and then frees it. Everything else that wants to end the lease is refused.
     """
+
+    ranges_type: type[FreeRanges] = FreeRanges
+    slots_type: type[Slots] = Slots
 
     def __init__(
         self,
@@ -68,8 +82,8 @@ class LeaseBook:
         self._transport_name = transport_name
         self._lock = threading.Lock()
         # CTL-1: leases can only come from behind the control words.
-        self._ranges = FreeRanges(layout.data_start, data_end)
-        self._slots = Slots(layout.slots, generation_limit, issued)
+        self._ranges = self.ranges_type(layout.data_start, data_end)
+        self._slots = self.slots_type(layout.slots, generation_limit, issued)
         self._holdings: dict[int, Holding] = {}
         self._warn_above = generation_limit - min(_WARN_GENERATIONS_LEFT, generation_limit // 8)
         self._warned = False
@@ -167,10 +181,11 @@ class LeaseBook:
             )
             raise LeaseError(Reason.INACTIVE_LEASE, "REC-3", message)
 
-    def dispatch(self, holding: Holding) -> None:
-        """Let the lease's proxy leave; raises LeaseError when the lease was claimed meanwhile."""
+    def dispatch(self, holding: Holding, now: float) -> None:
+        """Let the lease's proxy leave, at `now` seconds; raises LeaseError when the lease was claimed meanwhile."""
         with self._lock:
             self.require_active(holding)
+            holding.dispatched_at = now
             holding.dispatched = True
 
     def free(self, holding: Holding) -> None:
@@ -189,10 +204,10 @@ class LeaseBook:
             holding = self._holdings.get(lease.slot)
             return holding is not None and holding.lease == lease and holding.phase is Phase.ACTIVE
 
-    def snapshot(self) -> BookSnapshot:
-        """Everything at one moment."""
+    def snapshot(self, overdue_before: float) -> BookSnapshot:
+        """Everything at one moment; a lease dispatched before `overdue_before` seconds counts as set aside."""
         with self._lock:
-            return BookSnapshot(self._ranges, self._slots, tuple(self._holdings.values()))
+            return BookSnapshot(self._ranges, self._slots, tuple(self._holdings.values()), overdue_before)
 
     @property
     def generations_left(self) -> int:
@@ -219,9 +234,10 @@ class BookSnapshot:
         "leases",
         "retired_slots",
         "retiring",
+        "set_aside",
     )
 
-    def __init__(self, ranges: FreeRanges, slots: Slots, holdings: tuple[Holding, ...]) -> None:
+    def __init__(self, ranges: FreeRanges, slots: Slots, holdings: tuple[Holding, ...], overdue_before: float) -> None:
         self.free_ranges = ranges.ranges()
         self.free_bytes = ranges.free_bytes
         self.largest_free = ranges.largest
@@ -231,3 +247,11 @@ class BookSnapshot:
         self.generations_left = slots.generations_left
         self.leases = tuple(sorted((holding.lease for holding in holdings), key=lambda lease: lease.slot))
         self.retiring = tuple(sorted(h.lease.slot for h in holdings if h.phase is Phase.RETIRING))
+        # REAP-2: a late lease keeps its range, its slot and R = 2n; only what is reported of it changes.
+        self.set_aside = tuple(
+            sorted(
+                h.lease.slot
+                for h in holdings
+                if h.phase is Phase.ACTIVE and h.dispatched and h.dispatched_at < overdue_before
+            )
+        )

@@ -190,6 +190,8 @@ class RankReader:
 class PoolImport:
     """A pool's memory mapped into this process on one device, with the ranks that use it."""
 
+    reader_type: type[RankReader] = RankReader
+
     def __init__(self, card: PoolCard, device_name: str) -> None:
         self.card = card
         self._lock = threading.Lock()
@@ -224,7 +226,7 @@ class PoolImport:
             reader = self._ranks.get(rank)
             if reader is None:
                 with self.device:
-                    reader = self._ranks[rank] = RankReader(self, rank)
+                    reader = self._ranks[rank] = self.reader_type(self, rank)
             return reader
 
     def close(self, timeout_seconds: float) -> None:

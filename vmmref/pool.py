@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,10 @@ class PoolStats:
     free_ranges: tuple[tuple[int, int], ...]
     leases: tuple[PoolLease, ...]
     retiring_slots: tuple[int, ...]
+    set_aside_slots: tuple[int, ...]
+    """Leases past their deadline: not reissued, back when their late readers have acknowledged (REAP-2)."""
+    capacity: int
+    """Bytes that leases can use now: the usable size less what is set aside."""
     free_slots: tuple[int, ...]
     retired_slots: tuple[int, ...]
     generations: tuple[int, ...]
@@ -73,11 +78,19 @@ class VmmMemoryPool:
     issued_generations       generations already used up per slot, to test near the limit
     data_size                bytes behind the control words that leases may use, a multiple of 256; default: all
     byte_tensor              memory to build on in place of an own allocation: contiguous uint8 over VMM memory
+    lease_deadline           seconds after which a lease that ranks have not acknowledged is reported as set aside
+    clock                    seconds, rising; what the deadline is measured with
     wait_timeout             seconds after which any wait for the device is reported as WaitTimeout
 
     Every argument is checked before anything is taken (ArgumentError); a constructor that fails later gives back all
     that it took (LIFE-4). Thread-safe. Leave it by `shutdown`, or as a context manager.
+
+    The parts are classes of their own, so that the check of the checker can put a broken one in place of each.
     """
+
+    book_type: type[LeaseBook] = LeaseBook
+    publisher_type: type[Publisher] = Publisher
+    recycler_type: type[Recycler] = Recycler
 
     def __init__(
         self,
@@ -94,13 +107,18 @@ class VmmMemoryPool:
         issued_generations: Sequence[int] = (),
         data_size: int | None = None,
         byte_tensor: Any = None,
+        lease_deadline: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
         wait_timeout: float = 30.0,
     ) -> None:
-        _check_arguments(memory_size, consumer_count, max_inflight_slices, recycle_interval, wait_timeout)
+        _check_counts(memory_size, consumer_count, max_inflight_slices)
+        _check_seconds(recycle_interval=recycle_interval, wait_timeout=wait_timeout, lease_deadline=lease_deadline)
         limit = _check_generations(word_bytes, generation_limit, issued_generations, max_inflight_slices)
         self.transport_name = transport_name
         self._layout = ControlLayout(max_inflight_slices, consumer_count, word_bytes)
         self._timeout = wait_timeout
+        self._lease_deadline = lease_deadline
+        self._clock = clock
         self._data_end = _check_data(memory_size, data_size, self._layout, transport_name)
         self._unwind = Unwind()
         try:
@@ -128,10 +146,12 @@ class VmmMemoryPool:
         self._memory_size = self._map_memory(memory_size, byte_tensor)
         self._life = Life(device, self.transport_name)
         nonce = secrets.token_bytes(16)
-        self._book = LeaseBook(nonce, self._layout, self._data_end, limit, self.transport_name, issued)
-        self._publisher = Publisher(device, self._address, self._layout, self._book, self._life, self._timeout)
+        self._book = self.book_type(nonce, self._layout, self._data_end, limit, self.transport_name, issued)
+        self._publisher = self.publisher_type(
+            device, self._address, self._layout, self._book, self._life, self._timeout, self._clock
+        )
         self._unwind.push(self._publisher.close)
-        self._recycler = Recycler(self._address, self._layout, self._book, self._publisher, self._timeout)
+        self._recycler = self.recycler_type(self._address, self._layout, self._book, self._publisher, self._timeout)
         self._unwind.push(self._recycler.close)
         self._zero_words()
         self._export(nonce)
@@ -297,11 +317,22 @@ class VmmMemoryPool:
 
     def stats(self) -> PoolStats:
         """What is free, leased and retired, and how far the generations are; also after the pool has ended."""
-        book: BookSnapshot = self._book.snapshot()
+        overdue = self._clock() - self._lease_deadline if self._lease_deadline is not None else float("-inf")
+        book: BookSnapshot = self._book.snapshot(overdue)
+        late = sum(lease.end - lease.start for lease in book.leases if lease.slot in book.set_aside)
         return PoolStats(
-            book.free_bytes, book.largest_free, book.free_ranges, book.leases, book.retiring, book.free_slots,
-            book.retired_slots, book.generations, book.generations_left,
-        )  # fmt: skip
+            free_bytes=book.free_bytes,
+            largest_free=book.largest_free,
+            free_ranges=book.free_ranges,
+            leases=book.leases,
+            retiring_slots=book.retiring,
+            set_aside_slots=book.set_aside,
+            capacity=self.usable_size - late,
+            free_slots=book.free_slots,
+            retired_slots=book.retired_slots,
+            generations=book.generations,
+            generations_left=book.generations_left,
+        )
 
     @property
     def usable_size(self) -> int:
@@ -392,9 +423,7 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value > 0
 
 
-def _check_arguments(
-    memory_size: int, consumer_count: int, max_inflight_slices: int, recycle_interval: float | None, wait_timeout: float
-) -> None:
+def _check_counts(memory_size: int, consumer_count: int, max_inflight_slices: int) -> None:
     """LIFE-1, before anything is taken."""
     for name, value in (
         ("memory_size", memory_size),
@@ -403,9 +432,13 @@ def _check_arguments(
     ):
         if not _is_count(value):
             raise _refuse("LIFE-1", f"{name} must be positive, got {value!r}")
-    for name, seconds in (("recycle_interval", recycle_interval), ("wait_timeout", wait_timeout)):
-        if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < float("inf")):
-            raise _refuse("LIFE-1", f"{name} must be positive, got {seconds!r}")
+
+
+def _check_seconds(**seconds: float | None) -> None:
+    """LIFE-1 for times; None means that there is none."""
+    for name, value in seconds.items():
+        if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
+            raise _refuse("LIFE-1", f"{name} must be positive, got {value!r}")
 
 
 def _check_generations(word_bytes: int, limit: int | None, issued: Sequence[int], slots: int) -> int:

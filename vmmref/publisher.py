@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from vmmref.book import Holding, LeaseBook
@@ -23,7 +24,14 @@ class Publisher:
     """
 
     def __init__(
-        self, device: Device, address: int, layout: ControlLayout, book: LeaseBook, life: Life, timeout_seconds: float
+        self,
+        device: Device,
+        address: int,
+        layout: ControlLayout,
+        book: LeaseBook,
+        life: Life,
+        timeout_seconds: float,
+        clock: Callable[[], float],
     ) -> None:
         self._device = device
         self._address = address
@@ -31,6 +39,7 @@ class Publisher:
         self._book = book
         self._life = life
         self._timeout_seconds = timeout_seconds
+        self._clock = clock
         # Queueing is serialised a stream; the allocator's lock is another one and never held here (REC-4).
         self._publish_lock = threading.Lock()
         self._retire_lock = threading.Lock()
@@ -100,7 +109,7 @@ class Publisher:
         self._book.require_active(holding)
         assert holding.published is not None, "an active lease has its ready store queued"
         self._wait(holding.published, f"publishing of lease (slot={lease.slot}, generation={lease.generation})")
-        self._book.dispatch(holding)
+        self._book.dispatch(holding, self._clock())
         holding.source = None
 
     def retire(self, holding: Holding) -> None:

@@ -44,6 +44,8 @@ class Look:
 class Recycler:
     """Looks with a stream of its own, so that no publisher's or consumer's work stands in its way (REC-4)."""
 
+    look_type: type[Look] = Look
+
     def __init__(
         self, address: int, layout: ControlLayout, book: LeaseBook, publisher: Publisher, timeout_seconds: float
     ) -> None:
@@ -72,7 +74,7 @@ class Recycler:
             event = self._stream.mark()
             streams.wait(event, self._timeout_seconds, "the recycler's look at the control words")
             self._stream.recycle(event)
-            return Look(self._layout, ctypes.string_at(self._pinned, size))
+            return self.look_type(self._layout, ctypes.string_at(self._pinned, size))
 
     def claim(self, look: Look) -> int:
         """Claim every lease that `look` saw acknowledged by all ranks, and queue its retire store; how many.

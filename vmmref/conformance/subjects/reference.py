@@ -12,7 +12,7 @@ from vmmref.conformance import payloads
 from vmmref.conformance.subject import CAPABILITIES, Description, Leftovers
 from vmmref.driver import calls, streams
 from vmmref.driver.device import Device
-from vmmref.imports import close_imports
+from vmmref.imports import PoolImport, RankReader, close_imports
 from vmmref.lease import PoolLease
 from vmmref.pool import Publication, VmmMemoryPool
 from vmmref.proxy import Reconstruction, TensorProxy
@@ -37,7 +37,12 @@ def make(device: str = "sim") -> ReferenceSubject:
 class ReferenceSubject:
     """Makes `VmmMemoryPool`s of one granule on one device."""
 
-    def __init__(self, device: str, pool_type: type[VmmMemoryPool] = VmmMemoryPool) -> None:
+    def __init__(
+        self,
+        device: str,
+        pool_type: type[VmmMemoryPool] = VmmMemoryPool,
+        reader_type: type[RankReader] = RankReader,
+    ) -> None:
         opened = Device(device)
         try:
             self._device = opened.name
@@ -48,6 +53,7 @@ class ReferenceSubject:
         finally:
             opened.close()
         self._pool_type = pool_type
+        self._reader_type = reader_type
 
     def describe(self) -> Description:
         """Everything that the rules can ask for; without stepping, faults and counting on real hardware."""
@@ -65,13 +71,20 @@ class ReferenceSubject:
 
     def open(self, shape: Shape) -> ReferenceSession:
         """A pool of `shape`, and the ranks of one consumer process beside it."""
-        return ReferenceSession(self._device, self._granularity, shape, self._pool_type)
+        return ReferenceSession(self._device, self._granularity, shape, self._pool_type, self._reader_type)
 
 
 class ReferenceSession:
     """One pool and its consumers in one process. Every rank has its own stream and table, all share one import."""
 
-    def __init__(self, device: str, granularity: int, shape: Shape, pool_type: type[VmmMemoryPool]) -> None:
+    def __init__(
+        self,
+        device: str,
+        granularity: int,
+        shape: Shape,
+        pool_type: type[VmmMemoryPool],
+        reader_type: type[RankReader],
+    ) -> None:
         self._device_name = device
         self._granularity = granularity
         self._shape = shape
@@ -99,6 +112,8 @@ class ReferenceSession:
         self._copies: dict[int, tuple[TensorProxy, int]] = {}
         self._readers: dict[int, Reconstruction] = {}
         self._looks: dict[int, PoolLook] = {}
+        # The consumers of this process are this session's; a broken kind of them is put in place for its time only.
+        self._reader_before, PoolImport.reader_type = PoolImport.reader_type, reader_type
         self._progress.__enter__()
 
     def apply(self, operation: Operation) -> Outcome:
@@ -315,6 +330,7 @@ class ReferenceSession:
             self.pool.shutdown()
         finally:
             self._progress.__exit__(None, None, None)
+            PoolImport.reader_type = self._reader_before
         if self._simulator is None:
             return None
         after = self._usage()
