@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -89,32 +90,35 @@ class ReferenceSession:
         self._granularity = granularity
         self._shape = shape
         self._simulator = simcuda.loaded()
-        self._progress = streams.progress(_drain if self._simulator is not None else None)
         if self._simulator is not None:
             self._simulator.set_mode("stepping")
         self._usage_before = self._usage()
-        self.pool = pool_type(
-            max(granularity, shape.data_end),
-            device,
-            shape.consumers,
-            None,
-            shape.slots,
-            # Both roads to an import are used, by no choice of the harness's.
-            handle_type="fabric" if self._simulator and shape.consumers % 2 else "posix_fd",
-            word_bytes=shape.word_bytes,
-            generation_limit=shape.generation_limit,
-            issued_generations=shape.issued,
-            data_size=shape.data_size,
-        )
         self._publications: dict[int, Publication] = {}
         self._leases: dict[int, PoolLease] = {}
         self._proxies: dict[int, TensorProxy] = {}
         self._copies: dict[int, tuple[TensorProxy, int]] = {}
         self._readers: dict[int, Reconstruction] = {}
         self._looks: dict[int, PoolLook] = {}
-        # The consumers of this process are this session's; a broken kind of them is put in place for its time only.
-        self._reader_before, PoolImport.reader_type = PoolImport.reader_type, reader_type
-        self._progress.__enter__()
+        self._surroundings = contextlib.ExitStack()
+        with self._surroundings:
+            self._surroundings.enter_context(streams.progress(_drain if self._simulator is not None else None))
+            # The consumers of this process are this session's; a broken kind of them is in place for its time only.
+            self._surroundings.callback(setattr, PoolImport, "reader_type", PoolImport.reader_type)
+            PoolImport.reader_type = reader_type
+            self.pool = pool_type(
+                max(granularity, shape.data_end),
+                device,
+                shape.consumers,
+                None,
+                shape.slots,
+                # Both roads to an import are used, by no choice of the harness's.
+                handle_type="fabric" if self._simulator and shape.consumers % 2 else "posix_fd",
+                word_bytes=shape.word_bytes,
+                generation_limit=shape.generation_limit,
+                issued_generations=shape.issued,
+                data_size=shape.data_size,
+            )
+            self._surroundings = self._surroundings.pop_all()
 
     def apply(self, operation: Operation) -> Outcome:
         """Do it on the pool; refusals and failures become outcomes."""
@@ -325,12 +329,9 @@ class ReferenceSession:
 
     def close(self) -> Leftovers | None:
         """Drop the consumers' import, end the pool, count what is left."""
-        try:
+        with self._surroundings:
             close_imports(self.pool.card.nonce)
             self.pool.shutdown()
-        finally:
-            self._progress.__exit__(None, None, None)
-            PoolImport.reader_type = self._reader_before
         if self._simulator is None:
             return None
         after = self._usage()

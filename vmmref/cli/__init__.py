@@ -1,0 +1,75 @@
+"""The command line: one module a command, each with a function `command`; importing them must stay cheap.
+
+A command imports torch, the driver and the harness inside its function, so that `vmmref --help` starts without them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+ORDER: tuple[str, ...] = ("check", "explore", "prove", "faults", "replay", "explain", "doctor", "bench")
+"""The order in which `--help` lists the commands; others follow by name."""
+
+
+class UsageError(Exception):
+    """What was asked for cannot be done; the text is one sentence with the values. Ends with exit status 2."""
+
+
+class Commands(TyperGroup):
+    """Every module of this package without a leading underscore is a command, loaded when it is needed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = {module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")}
+        return sorted(names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        module = importlib.import_module(f"{__name__}.{cmd_name}")
+        single.command(cmd_name)(module.command)
+        return typer.main.get_command(single)
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Check memory pools for feature tensors against the numbered rules of their specification.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from vmmref.cli._output import version
+
+        typer.echo(f"vmmref {version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    pass
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Run the command line; exits with 0 (all well), 1 (a rule is broken) or 2 (could not run, bad usage)."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="vmmref")
+    except UsageError as error:
+        print(f"vmmref: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    return 0

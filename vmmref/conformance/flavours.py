@@ -1,0 +1,116 @@
+"""Flavours of episodes: what an episode is mostly about, how large its pool is and how long it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from vmmref.conformance.subject import Description
+from vmmref_models.observation import ALIGNMENT, Shape
+
+Pick = Callable[[int], int]
+"""A source of choices: `pick(n)` answers a number in [0, n)."""
+
+BASIC: Mapping[str, int] = {
+    "Wrap": 10,
+    "Publish": 6,
+    "Dispatch": 7,
+    "Deliver": 14,
+    "Fetch": 10,
+    "Read": 6,
+    "Collect": 7,
+    "Release": 5,
+    "Advance": 18,
+    "Look": 3,
+    "Claim": 4,
+    "Reclaim": 3,
+    "Recycle": 8,
+    "Cancel": 2,
+    "Revoke": 2,
+    "ReleaseLease": 1,
+    "Tamper": 1,
+    "PublishUnusable": 1,
+}
+"""How often each operation is drawn where nothing else is said; relative weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flavour:
+    """One kind of episode. `weights` are merged over BASIC; 0 leaves an operation out.
+
+    `stale` is how many of 16 choices of a lease or proxy are made among all ever handed out, old ones too, where the
+    others take one that still has something to do.
+    """
+
+    name: str
+    weights: Mapping[str, int] = field(default_factory=dict)
+    slots: tuple[int, int] = (1, 6)
+    consumers: tuple[int, int] = (1, 4)
+    units: tuple[int, int] = (1, 16)
+    """Size of the data area in multiples of ALIGNMENT, smallest and largest."""
+    length: tuple[int, int] = (40, 160)
+    stale: int = 3
+    near_limit: bool = False
+    whole_dtypes: bool = False
+    """Draw payloads over all dtypes and layouts rather than mostly by size."""
+
+
+FLAVOURS: tuple[Flavour, ...] = (
+    Flavour("general"),
+    Flavour("tiny", slots=(1, 1), consumers=(1, 1), units=(1, 2), length=(4, 24), weights={"Cancel": 3, "Revoke": 3}),
+    Flavour("full pool", slots=(1, 4), units=(1, 4), consumers=(1, 2), weights={"Wrap": 20, "Publish": 12}),
+    Flavour("ranges", slots=(4, 6), consumers=(1, 1), units=(6, 16), weights={"Wrap": 20, "Cancel": 10, "Release": 14}),
+    Flavour("duplicates", slots=(1, 2), consumers=(1, 2), weights={"Deliver": 24, "Fetch": 16}, stale=9),
+    Flavour(
+        "old handles", slots=(1, 2), consumers=(1, 1), weights={"Tamper": 4, "ReleaseLease": 6, "Cancel": 6}, stale=10
+    ),
+    Flavour("parts", slots=(1, 3), consumers=(1, 2), weights={"Wrap": 2, "Fetch": 2, "Recycle": 1, "Advance": 26}),
+    Flavour("revoke", slots=(1, 2), consumers=(1, 2), units=(1, 3), weights={"Revoke": 8, "Cancel": 4, "Read": 10}),
+    Flavour("payloads", slots=(1, 2), consumers=(1, 1), units=(2, 16), whole_dtypes=True, weights={"Recycle": 14}),
+    Flavour(
+        "limit", slots=(1, 3), consumers=(1, 1), units=(1, 4), near_limit=True, weights={"Release": 10, "Recycle": 14}
+    ),
+    Flavour("faults", slots=(1, 3), consumers=(1, 2), units=(1, 4), length=(10, 60), weights={"Faulty": 14}),
+    Flavour("construct", length=(6, 20), weights={"Construct": 20, "PublishUnusable": 6}),
+    Flavour("shutdown", slots=(1, 3), consumers=(1, 2), units=(1, 4), length=(8, 40), weights={"Shutdown": 5}),
+)
+"""Every flavour; those that need what a subject cannot do are left out by `usable`."""
+
+NEEDED: Mapping[str, str] = {"limit": "preset", "faults": "faults", "parts": "split"}
+"""Capability without which a flavour says nothing new."""
+
+
+def usable(description: Description, client: str) -> tuple[Flavour, ...]:
+    """The flavours worth running on a subject; a well-behaved client causes no faults."""
+    return tuple(
+        flavour
+        for flavour in FLAVOURS
+        if NEEDED.get(flavour.name, "") in {"", *description.capabilities}
+        and not (client == "well-behaved" and flavour.name in {"faults", "old handles"})
+        and not (flavour.name == "construct" and "Construct" not in description.operations)
+        and not (flavour.name == "shutdown" and "Shutdown" not in description.operations)
+    )
+
+
+def draw_shape(flavour: Flavour, description: Description, pick: Pick) -> Shape:
+    """A pool of a size that suits the flavour; generations preset near their limit where it is about that."""
+    slots = _between(flavour.slots, pick)
+    consumers = _between(flavour.consumers, pick)
+    units = _between(flavour.units, pick)
+    word_bytes = description.word_bytes[pick(len(description.word_bytes))]
+    shape = Shape(slots, consumers, units * ALIGNMENT, word_bytes)
+    if not flavour.near_limit:
+        return shape
+    # The last generation, the one before it and the one before that: each slot on its own.
+    issued = tuple(shape.generation_limit - pick(4) for _ in range(slots))
+    return Shape(slots, consumers, units * ALIGNMENT, word_bytes, shape.generation_limit, issued)
+
+
+def draw_length(flavour: Flavour, pick: Pick) -> int:
+    """How many operations an episode of this flavour has before its ending."""
+    return _between(flavour.length, pick)
+
+
+def _between(bounds: tuple[int, int], pick: Pick) -> int:
+    low, high = bounds
+    return low + pick(high - low + 1)
