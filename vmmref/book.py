@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmmref.errors import GenerationExhausted, LeaseError
 from vmmref.layout import ControlLayout
@@ -57,6 +57,23 @@ class Holding:
         self.published: int | None = None
         self.retired: int | None = None
         self.source: Any = None
+
+    def is_late(self, overdue_before: float) -> bool:
+        """Whether ranks have had the lease since before `overdue_before` seconds and it has not been claimed."""
+        return self.dispatched and self.dispatched_at < overdue_before and self.phase is Phase.ACTIVE
+
+
+class BookSnapshot(NamedTuple):
+    """A copy of the book's figures, taken under its lock; everything by start or by slot, free slots by reuse."""
+
+    free_ranges: tuple[tuple[int, int], ...]
+    leases: tuple[PoolLease, ...]
+    retiring: tuple[int, ...]
+    set_aside: tuple[int, ...]
+    free_slots: tuple[int, ...]
+    retired_slots: tuple[int, ...]
+    generations: tuple[int, ...]
+    generations_left: int
 
 
 class LeaseBook:
@@ -207,7 +224,19 @@ class LeaseBook:
     def snapshot(self, overdue_before: float) -> BookSnapshot:
         """Everything at one moment; a lease dispatched before `overdue_before` seconds counts as set aside."""
         with self._lock:
-            return BookSnapshot(self._ranges, self._slots, tuple(self._holdings.values()), overdue_before)
+            slots = self._slots
+            held = [self._holdings[slot] for slot in sorted(self._holdings)]
+            return BookSnapshot(
+                self._ranges.ranges(),
+                tuple([holding.lease for holding in held]),
+                tuple([holding.lease.slot for holding in held if holding.phase is Phase.RETIRING]),
+                # REAP-2: a late lease keeps its range, its slot and R = 2n; only what is reported of it changes.
+                tuple([holding.lease.slot for holding in held if holding.is_late(overdue_before)]),
+                slots.free,
+                slots.retired,
+                slots.generations,
+                slots.generations_left,
+            )
 
     @property
     def generations_left(self) -> int:
@@ -219,39 +248,3 @@ class LeaseBook:
     def active_count(self) -> int:
         """Leases that hold a range and a slot, retiring ones included."""
         return len(self._holdings)
-
-
-class BookSnapshot:
-    """A copy of the book's figures, taken under its lock."""
-
-    __slots__ = (
-        "free_bytes",
-        "free_ranges",
-        "free_slots",
-        "generations",
-        "generations_left",
-        "largest_free",
-        "leases",
-        "retired_slots",
-        "retiring",
-        "set_aside",
-    )
-
-    def __init__(self, ranges: FreeRanges, slots: Slots, holdings: tuple[Holding, ...], overdue_before: float) -> None:
-        self.free_ranges = ranges.ranges()
-        self.free_bytes = ranges.free_bytes
-        self.largest_free = ranges.largest
-        self.free_slots = slots.free
-        self.retired_slots = slots.retired
-        self.generations = slots.generations
-        self.generations_left = slots.generations_left
-        self.leases = tuple(sorted((holding.lease for holding in holdings), key=lambda lease: lease.slot))
-        self.retiring = tuple(sorted(h.lease.slot for h in holdings if h.phase is Phase.RETIRING))
-        # REAP-2: a late lease keeps its range, its slot and R = 2n; only what is reported of it changes.
-        self.set_aside = tuple(
-            sorted(
-                h.lease.slot
-                for h in holdings
-                if h.phase is Phase.ACTIVE and h.dispatched and h.dispatched_at < overdue_before
-            )
-        )

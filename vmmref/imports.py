@@ -58,11 +58,20 @@ class RankReader:
         self._unfinished: list[CopyOut] = []
         self.stream = Stream(f"rank {rank}")
 
-    def enter(self, lease: PoolLease) -> bool:
-        """Note in the table that this rank takes part in `lease`; False when it, or a newer one of the slot, is there.
+    def enter(self, lease: PoolLease) -> None:
+        """Note in the table that this rank takes part in `lease`, before any device work.
 
-        CON-3, ACK-3: every copy of a proxy in this rank meets the same table, so only the first one gets in.
+        Every copy of a proxy in this rank meets the same table, so only the first one gets in: raises AlreadyReleased
+        for the others, and for a lease older than one that the rank has seen in the slot (CON-3, GEN-4).
         """
+        if not self._enter(lease):
+            message = (
+                f"CUDA VMM tensor has already released its pool slice (slot={lease.slot}, "
+                f"generation={lease.generation}, rank={self.rank})"
+            )
+            raise AlreadyReleased(Reason.ALREADY_RELEASED, "CON-3", message)
+
+    def _enter(self, lease: PoolLease) -> bool:
         with self._lock:
             if lease.generation <= self._last.get(lease.slot, 0):
                 return False
@@ -70,17 +79,10 @@ class RankReader:
             return True
 
     def begin(self, lease: PoolLease, destination: Any, destination_address: int) -> CopyOut:
-        """Queue the copy-out of a lease and, behind its last byte, the read of R.
+        """Queue the copy-out of an entered lease and, behind its last byte, the read of R.
 
-        Raises AlreadyReleased without any device work; or the driver's error, after the lease was acknowledged behind
-        whatever had been queued (CON-4).
+        On failure the lease is acknowledged behind whatever had been queued, and the error raised (CON-4).
         """
-        if not self.enter(lease):
-            message = (
-                f"CUDA VMM tensor has already released its pool slice (slot={lease.slot}, "
-                f"generation={lease.generation}, rank={self.rank})"
-            )
-            raise AlreadyReleased(Reason.ALREADY_RELEASED, "CON-3", message)
         handle = self.stream.handle
         with self._lock:
             try:
@@ -114,42 +116,52 @@ class RankReader:
         Raises StaleLease when the lease was retired meanwhile (nothing is written), WaitTimeout, or DriverError.
         """
         lease = copy.lease
+        what = f"copy-out of lease (slot={lease.slot}, generation={lease.generation}) by rank {self.rank}"
         try:
-            what = f"copy-out of lease (slot={lease.slot}, generation={lease.generation}) by rank {self.rank}"
-            streams.wait(copy.event, WAIT_SECONDS, what)
+            with self._device:
+                streams.wait(copy.event, WAIT_SECONDS, what)
+                with self._lock:
+                    self._judge(copy)
+                    self._acknowledge(lease)
+        except StaleLease:
+            raise
         except BaseException as error:
             with self._lock:
                 self._unfinished.append(copy)
                 self._acknowledge_after(error, lease)
             raise
-        with self._lock:
-            word = self._cells.read(copy.cell)
-            self._cells.give(copy.cell)
-            self.stream.recycle(copy.event)
-            if word != live_word(lease.generation):
-                # CON-5: whatever was copied may be another lease's bytes; no word is written.
-                message = (
-                    f"lease (slot={lease.slot}, generation={lease.generation}) was retired before rank {self.rank} had "
-                    f"copied it: R is {word}, not {live_word(lease.generation)}"
-                )
-                raise StaleLease(Reason.STALE_LEASE, "CON-5", message)
-            self._acknowledge(lease)
         return copy.destination
 
-    def release(self, lease: PoolLease) -> bool:
-        """Acknowledge without reading; False, and nothing happens, when this rank took part already (ACK-3)."""
-        if not self.enter(lease):
-            return False
+    def _judge(self, copy: CopyOut) -> None:
+        """Raise StaleLease unless R was still live when the copy had ended (CON-5). The lock is held."""
+        lease, word = copy.lease, self._cells.read(copy.cell)
+        self._cells.give(copy.cell)
+        self.stream.recycle(copy.event)
+        if word != live_word(lease.generation):
+            # Whatever was copied may be another lease's bytes; it is thrown away and no word is written.
+            message = (
+                f"lease (slot={lease.slot}, generation={lease.generation}) was retired before rank {self.rank} had "
+                f"copied it: R is {word}, not {live_word(lease.generation)}"
+            )
+            raise StaleLease(Reason.STALE_LEASE, "CON-5", message)
+
+    def release(self, lease: PoolLease) -> None:
+        """Acknowledge without reading; nothing happens when this rank took part already (ACK-3)."""
+        key = (lease.slot, lease.generation)
+        if not self._enter(lease) and key not in self.unreleased:
+            return
         with self._lock:
-            try:
-                self._acknowledge(lease)
-            except BaseException:
-                self.unreleased.add((lease.slot, lease.generation))
-                raise
-        return True
+            self.unreleased.add(key)
+            self._acknowledge(lease)
+            self.unreleased.discard(key)
 
     def _acknowledge(self, lease: PoolLease) -> None:
         """Queue A[rank] := n behind the rank's earlier work (ACK-1). The lock is held."""
+        if self._last[lease.slot] != lease.generation:
+            # ACK-2: the host judges R some time after the copy. When the lease was revoked in between, and this rank
+            # has entered a newer lease of the slot, a store of n would land on that one's acknowledgement and lower
+            # it. Nobody waits for n any more.
+            return
         word = self._address + self._layout.ack_offset(lease.slot, self.rank)
         if self._layout.word_bytes == 4:
             # A fill and no stream write: newer drivers refuse those on another device's memory.

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from vmmref import tensors
-from vmmref.book import BookSnapshot, Holding, LeaseBook
+from vmmref.book import Holding, LeaseBook
 from vmmref.broker import DescriptorBroker
 from vmmref.driver import calls
 from vmmref.driver.device import Device
-from vmmref.errors import ArgumentError, UnsupportedError
+from vmmref.errors import ArgumentError, LeaseError, UnsupportedError, VmmRefError
 from vmmref.handles import HandleType, choose_handle_type, duplicate_descriptor, export_descriptor
 from vmmref.imports import forget_exporter, register_exporter
 from vmmref.layout import ALIGNMENT, ControlLayout, align_up, largest_generation
@@ -28,23 +28,40 @@ from vmmref.unwind import Unwind
 from vmmref_models.reasons import Reason
 
 
-@dataclass(frozen=True, slots=True)
-class PoolStats:
-    """What a pool holds at one moment. Sizes in bytes; ranges as (start, end); leases by slot."""
+class PoolStats(NamedTuple):
+    """What a pool holds at one moment. Sizes in bytes; ranges as (start, end) by start; leases by slot."""
 
-    free_bytes: int
-    largest_free: int
     free_ranges: tuple[tuple[int, int], ...]
     leases: tuple[PoolLease, ...]
+    """Every lease that holds a range and a slot, retiring ones included."""
     retiring_slots: tuple[int, ...]
     set_aside_slots: tuple[int, ...]
     """Leases past their deadline: not reissued, back when their late readers have acknowledged (REAP-2)."""
-    capacity: int
-    """Bytes that leases can use now: the usable size less what is set aside."""
     free_slots: tuple[int, ...]
+    """In the order of their reuse."""
     retired_slots: tuple[int, ...]
+    """Slots that have used their last generation."""
     generations: tuple[int, ...]
+    """Last generation issued per slot, 0 = none."""
     generations_left: int
+    """The smallest number left over the slots still in use (GEN-6)."""
+    usable_size: int
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that are free, in however many pieces."""
+        return sum(end - start for start, end in self.free_ranges)
+
+    @property
+    def largest_free(self) -> int:
+        """The largest lease that can be had now."""
+        return max((end - start for start, end in self.free_ranges), default=0)
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that leases can use now: the usable size less what is set aside."""
+        late = self.set_aside_slots
+        return self.usable_size - sum(lease.end - lease.start for lease in self.leases if lease.slot in late)
 
 
 class Publication:
@@ -210,38 +227,51 @@ class VmmMemoryPool:
         The caller falls back to a host copy then (RNG-5). Raises TensorError for a tensor that cannot be published
         (PUB-4), GenerationExhausted, PoolClosing, PoolFailed, DriverError, WaitTimeout; none of them takes anything.
         """
-        publication = self.begin_publish(tensor)
-        return None if publication is None else self.finish_publish(publication)
+        with self._life:
+            publication = self._begin(tensor)
+            return None if publication is None else self._finish(publication)
 
     def begin_publish(self, tensor: Any) -> Publication | None:
         """The first half of `wrap_tensor`: lease and queue, and do not wait. None when the pool is full."""
         with self._life:
-            source = tensors.publishable(tensor, self._device)
-            holding = self._book.take(source.nbytes)
-            if holding is None:
-                return None
-            self._publisher.queue_copy(holding, source, source.data_ptr())
-            return Publication(holding, tensors.dtype_name(source.dtype), tuple(tensor.shape))
+            return self._begin(tensor)
 
     def finish_publish(self, publication: Publication) -> TensorProxy:
         """The second half of `wrap_tensor`: wait until the bytes and the ready word are visible, and make the proxy.
 
-        Raises LeaseError when the lease was cancelled meanwhile. After WaitTimeout the lease has been cancelled too.
+        Raises LeaseError when the lease was cancelled meanwhile. When waiting fails the lease is taken back (PUB-3).
         """
         with self._life:
-            holding = publication._holding
-            self._wait_published(holding)
-            proxy = TensorProxy(self._card, holding.lease, publication.dtype, publication.shape)
-            proxy._on_serialize = self._broker.start if self._broker is not None else None
-            return proxy
+            return self._finish(publication)
+
+    def _begin(self, tensor: Any) -> Publication | None:
+        source = tensors.publishable(tensor, self._device)
+        holding = self._book.take(source.nbytes)
+        if holding is None:
+            return None
+        self._publisher.queue_copy(holding, source, source.data_ptr())
+        return Publication(holding, tensors.dtype_name(source.dtype), tuple(tensor.shape))
+
+    def _finish(self, publication: Publication) -> TensorProxy:
+        holding = publication._holding
+        self._wait_published(holding)
+        proxy = TensorProxy(self._card, holding.lease, publication.dtype, publication.shape)
+        proxy._on_serialize = self._broker.start if self._broker is not None else None
+        return proxy
 
     def _wait_published(self, holding: Holding) -> None:
         try:
             self._publisher.wait_published(holding)
-        except TimeoutError:
-            # PUB-3: its range goes back behind the queued work, in a later pass.
-            self._book.claim(holding.lease, "PUB-3")
-            self._recycler.retire(holding)
+        except LeaseError:
+            # Whoever cancelled it gives it back.
+            raise
+        except BaseException as error:
+            # PUB-3: nobody has its handle, and its range goes back behind the queued work, in a later pass.
+            try:
+                self._recycler.retire(self._book.claim(holding.lease, "PUB-3"))
+            except BaseException as second:
+                error.add_note(f"taking the lease back failed too: {type(second).__name__}: {second}")
+                self._life.fail(error)
             raise
 
     def copy_tensor(self, tensor: Any) -> tuple[PoolLease, Any] | tuple[None, None]:
@@ -250,13 +280,11 @@ class VmmMemoryPool:
         The view is of pool memory: it must not be used after the lease has ended. Raises as `wrap_tensor`.
         """
         with self._life:
-            source = tensors.publishable(tensor, self._device)
-            holding = self._book.take(source.nbytes)
-            if holding is None:
+            publication = self._begin(tensor)
+            if publication is None:
                 return None, None
-            self._publisher.queue_copy(holding, source, source.data_ptr())
-            self._wait_published(holding)
-            lease = holding.lease
+            self._wait_published(publication._holding)
+            lease = publication.lease
             return lease, tensors.view_of_memory(self._address + lease.start, lease.nbytes, self._device)
 
     # ---- ending leases before every rank has acknowledged
@@ -318,21 +346,7 @@ class VmmMemoryPool:
     def stats(self) -> PoolStats:
         """What is free, leased and retired, and how far the generations are; also after the pool has ended."""
         overdue = self._clock() - self._lease_deadline if self._lease_deadline is not None else float("-inf")
-        book: BookSnapshot = self._book.snapshot(overdue)
-        late = sum(lease.end - lease.start for lease in book.leases if lease.slot in book.set_aside)
-        return PoolStats(
-            free_bytes=book.free_bytes,
-            largest_free=book.largest_free,
-            free_ranges=book.free_ranges,
-            leases=book.leases,
-            retiring_slots=book.retiring,
-            set_aside_slots=book.set_aside,
-            capacity=self.usable_size - late,
-            free_slots=book.free_slots,
-            retired_slots=book.retired_slots,
-            generations=book.generations,
-            generations_left=book.generations_left,
-        )
+        return PoolStats(*self._book.snapshot(overdue), self.usable_size)
 
     @property
     def usable_size(self) -> int:
@@ -400,7 +414,9 @@ class VmmMemoryPool:
             self._recycler_thread = None
         self._life.wait_until_empty(timeout_seconds)
         if self._life.failure is not None:
-            # LIFE-3: the device answers nothing sensible any more; what can be given back is.
+            # LIFE-3: no lease is touched any more, and what the device does not answer is not waited for twice.
+            with self._device, contextlib.suppress(VmmRefError):
+                self._publisher.synchronize()
             return
         with self._device:
             for holding in self._book.claim_all():

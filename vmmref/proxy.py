@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from vmmref import tensors, wire
-from vmmref.errors import AlreadyReleased, ArgumentError, DriverError, ProducerGone
+from vmmref.errors import ArgumentError, ProducerGone
 from vmmref.imports import IMPORTS, CopyOut, PoolImport, RankReader
 from vmmref.lease import PoolCard, PoolLease
 from vmmref_models.reasons import Reason
@@ -42,8 +42,7 @@ class Reconstruction:
             return self._cached
         assert self._owner is not None, "a copy-out belongs to an import"
         assert self._reader is not None, "a copy-out belongs to a rank"
-        with self._owner.device:
-            tensor = self._reader.finish(self._copy)
+        tensor = self._reader.finish(self._copy)
         self._proxy._remember(self._owner.device.name, self._reader.rank, tensor)
         return tensor
 
@@ -96,14 +95,9 @@ class TensorProxy:
         reader = owner.rank(rank)
         destination = tensors.private_tensor(self.dtype, self.shape, owner.device)
         with owner.device:
-            try:
-                copy = reader.begin(self.lease, destination, destination.data_ptr())
-            except AlreadyReleased:
-                raise
-            except DriverError:
-                self._done.add(rank)
-                raise
-        self._done.add(rank)
+            reader.enter(self.lease)
+            self._done.add(rank)
+            copy = reader.begin(self.lease, destination, destination.data_ptr())
         return Reconstruction(self, None, owner, reader, copy)
 
     def _remember(self, device: str, rank: int, tensor: Any) -> None:
@@ -118,23 +112,27 @@ class TensorProxy:
         `device` is where this process imports the pool if it has not yet; by default the producer's own kind of device.
         """
         rank = self._check_rank(consumer_count, consumer_rank)
-        with self._lock:
-            if rank in self._done:
-                return
-            self._done.add(rank)
+        if rank in self._done:
+            return
         try:
             owner = self._import_for_release(device)
         except ProducerGone:
             # Nobody waits for this acknowledgement any more.
+            self._done.add(rank)
             return
         with owner.device:
             owner.rank(rank).release(self.lease)
+        self._done.add(rank)
 
     def acknowledge_consumption(
         self, consumer_count: int | None = None, consumer_rank: int | None = None, device: Any = None
     ) -> None:
         """As `release_without_reconstruction`: a rank counts once for a lease, whichever call it makes (ACK-3)."""
         self.release_without_reconstruction(consumer_count, consumer_rank, device)
+
+    def took_part(self, consumer_rank: int) -> bool:
+        """Whether this copy was read or released by that rank, or has failed to be: it will not be read again."""
+        return consumer_rank in self._done
 
     def _import_for_release(self, device: Any) -> PoolImport:
         imported = IMPORTS.find(self.card.nonce)

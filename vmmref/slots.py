@@ -51,9 +51,9 @@ class Slots:
 
     @property
     def generations_left(self) -> int:
-        """The smallest number of generations left over all slots that are not retired; 0 when all are (GEN-6)."""
+        """The smallest number of generations left over the slots that are not retired; 0 when all are (GEN-6)."""
         used = [generation for slot, generation in enumerate(self._generations) if slot not in self._retired]
-        return self.limit - max(used) if used else 0
+        return self.limit - max(used, default=self.limit)
 
     @property
     def generations(self) -> tuple[int, ...]:
