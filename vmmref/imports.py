@@ -83,21 +83,26 @@ class RankReader:
 
         On failure the lease is acknowledged behind whatever had been queued, and the error raised (CON-4).
         """
-        handle = self.stream.handle
         with self._lock:
             try:
                 cell = self._cells.take()
                 self._order_after_torch()
-                calls.copy_on_device(destination_address, self._address + lease.start, lease.nbytes, handle)
-                # CON-5: queued behind the copy on the same stream, so it starts after the last byte has arrived.
-                ready = self._address + self._layout.ready_offset(lease.slot)
-                calls.copy_to_host(cell, ready, self._layout.word_bytes, handle)
+                self._queue_bytes(lease, destination_address)
+                self._queue_ready_read(lease, cell)
                 return CopyOut(lease, destination, cell, self.stream.mark())
             except BaseException as error:
                 # The copy may be queued: its destination has to outlive it.
                 self._unfinished.append(CopyOut(lease, destination, 0, 0))
                 self._acknowledge_after(error, lease)
                 raise
+
+    def _queue_bytes(self, lease: PoolLease, destination_address: int) -> None:
+        calls.copy_on_device(destination_address, self._address + lease.start, lease.nbytes, self.stream.handle)
+
+    def _queue_ready_read(self, lease: PoolLease, cell: int) -> None:
+        # CON-5: queued behind the copy on the same stream, so it starts after the last byte has arrived.
+        ready = self._address + self._layout.ready_offset(lease.slot)
+        calls.copy_to_host(cell, ready, self._layout.word_bytes, self.stream.handle)
 
     def _order_after_torch(self) -> None:
         """Let the copy-out start after torch's own earlier use of the memory that it gave us for the destination."""
@@ -240,6 +245,12 @@ class PoolImport:
                 with self.device:
                     reader = self._ranks[rank] = self.reader_type(self, rank)
             return reader
+
+    def synchronize(self, timeout_seconds: float) -> None:
+        """Wait for everything that this process's ranks have queued so far."""
+        with self._lock, self.device:
+            for reader in self._ranks.values():
+                reader.stream.synchronize(timeout_seconds)
 
     def close(self, timeout_seconds: float) -> None:
         """Drop the import once no rank has a queued copy-out, read of R or acknowledgement left (HND-4)."""

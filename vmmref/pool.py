@@ -108,6 +108,8 @@ class VmmMemoryPool:
     book_type: type[LeaseBook] = LeaseBook
     publisher_type: type[Publisher] = Publisher
     recycler_type: type[Recycler] = Recycler
+    life_type: type[Life] = Life
+    proxy_type: type[TensorProxy] = TensorProxy
 
     def __init__(
         self,
@@ -161,7 +163,7 @@ class VmmMemoryPool:
             raise UnsupportedError(Reason.NOT_SUPPORTED, "CTL-1", message)
         self.handle_type = choose_handle_type(handle_type, device)
         self._memory_size = self._map_memory(memory_size, byte_tensor)
-        self._life = Life(device, self.transport_name)
+        self._life = self.life_type(device, self.transport_name)
         nonce = secrets.token_bytes(16)
         self._book = self.book_type(nonce, self._layout, self._data_end, limit, self.transport_name, issued)
         self._publisher = self.publisher_type(
@@ -255,7 +257,7 @@ class VmmMemoryPool:
     def _finish(self, publication: Publication) -> TensorProxy:
         holding = publication._holding
         self._wait_published(holding)
-        proxy = TensorProxy(self._card, holding.lease, publication.dtype, publication.shape)
+        proxy = self.proxy_type(self._card, holding.lease, publication.dtype, publication.shape)
         proxy._on_serialize = self._broker.start if self._broker is not None else None
         return proxy
 
@@ -340,6 +342,11 @@ class VmmMemoryPool:
         """Third part: free what the host has seen retired; how many leases."""
         with self._life:
             return self._recycler.reclaim(wait)
+
+    def synchronize(self) -> None:
+        """Wait for everything that the producer has queued so far: copies, ready and retire stores."""
+        with self._life:
+            self._publisher.synchronize()
 
     # ---- figures
 

@@ -164,7 +164,7 @@ class TensorProxy:
         return cls(*wire.unpack(data))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TensorProxy.from_bytes, (bytes(self),)
+        return type(self).from_bytes, (bytes(self),)
 
     def __repr__(self) -> str:
         lease = self.lease

@@ -11,6 +11,7 @@ from vmmref.driver import calls, streams
 from vmmref.driver.device import Device
 from vmmref.driver.streams import Stream
 from vmmref.layout import ControlLayout, live_word, retired_word
+from vmmref.lease import PoolLease
 from vmmref.life import Life
 from vmmref.unwind import Unwind
 
@@ -58,21 +59,30 @@ class Publisher:
 
         On failure the lease goes back before the error leaves (PUB-3).
         """
-        lease = holding.lease
-        stream = self.publish_stream
         holding.source = source
         try:
             with self._publish_lock:
                 self._order_after_torch()
-                calls.copy_on_device(self._address + lease.start, source_address, lease.nbytes, stream.handle)
-                # PUB-1: a stream write makes everything before it on the stream visible first.
-                ready = self._address + self._layout.ready_offset(lease.slot)
-                calls.write_word(ready, live_word(lease.generation), self._layout.word_bytes, stream.handle)
-                holding.ready_queued = True
-                holding.published = stream.mark()
+                self._queue_bytes(holding, source_address)
+                self._queue_ready(holding)
+                holding.published = self.publish_stream.mark()
         except BaseException as error:
             self._abandon(holding, error)
             raise
+
+    def _queue_bytes(self, holding: Holding, source_address: int) -> None:
+        lease = holding.lease
+        calls.copy_on_device(self._address + lease.start, source_address, lease.nbytes, self.publish_stream.handle)
+
+    def _queue_ready(self, holding: Holding) -> None:
+        # PUB-1: a stream write makes everything before it on the stream visible first.
+        self._store(holding.lease, live_word(holding.lease.generation), self.publish_stream)
+        holding.ready_queued = True
+
+    def _store(self, lease: PoolLease, value: int, stream: Stream) -> None:
+        """Queue R := `value` in the lease's slot, behind all that is queued on `stream`."""
+        ready = self._address + self._layout.ready_offset(lease.slot)
+        calls.write_word(ready, value, self._layout.word_bytes, stream.handle)
 
     def _order_after_torch(self) -> None:
         """Let the copy start after the work that torch has queued to make the tensor."""
@@ -118,15 +128,13 @@ class Publisher:
         On failure `holding.retire_queued` tells whether the store is on its way all the same; then the lease must be
         waited for like any other, and only otherwise it may become active again.
         """
-        lease = holding.lease
         stream = self.retire_stream
         with self._retire_lock:
             if holding.published is not None and not holding.dispatched:
                 # CTL-6, REC-2: not before the lease's own copy and ready store, which nobody has seen done yet.
                 calls.wait_for_event(stream.handle, holding.published)
             if holding.ready_queued:
-                ready = self._address + self._layout.ready_offset(lease.slot)
-                calls.write_word(ready, retired_word(lease.generation), self._layout.word_bytes, stream.handle)
+                self._store(holding.lease, retired_word(holding.lease.generation), stream)
             holding.retire_queued = True
             holding.retired = stream.mark()
 

@@ -37,12 +37,10 @@ class FreeRanges:
         # RNG-2: whole multiples only, so that the next lease starts on one too.
         need = (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
         by_size = self._by_size
-        # RNG-3: the first entry at or above (need, 0) is the smallest that fits and, among equals, the lowest.
-        index = bisect_left(by_size, need << _START_BITS)
+        index = self._find(need)
         if index == len(by_size):
             return None
-        packed = by_size[index]
-        start = packed & _START_MASK
+        start = by_size[index] & _START_MASK
         end = start + need
         free_end = self._end_of.pop(start)
         if end == free_end:
@@ -53,6 +51,11 @@ class FreeRanges:
             self._start_of[free_end] = end
             self._replace(index, (free_end - end) << _START_BITS | end)
         return start, end
+
+    def _find(self, need: int) -> int:
+        """Index of the range to take `need` bytes from, the number of ranges where none holds them."""
+        # RNG-3: the first entry at or above (need, 0) is the smallest that fits and, among equals, the lowest.
+        return bisect_left(self._by_size, need << _START_BITS)
 
     def release(self, start: int, end: int) -> None:
         """Give [start, end) back and merge it with the free ranges that it touches (RNG-4)."""

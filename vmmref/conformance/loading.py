@@ -45,7 +45,7 @@ def load_subject(name: str, device: str) -> Subject:
     Raises Unusable, in one sentence, where there is no such module or attribute, where it is no factory, where the
     factory raises, and where what it makes is no subject.
     """
-    factory = _factory(name)
+    factory = load_factory(name)
     try:
         subject = factory(device) if _takes_device(factory) else factory()
     except Exception as error:
@@ -63,7 +63,8 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
-def _factory(name: str) -> Callable[..., Any]:
+def load_factory(name: str) -> Callable[..., Any]:
+    """The callable called `name`: "package.module:attribute" or a registered name; raises Unusable."""
     if ":" not in name:
         points = importlib.metadata.entry_points(group=GROUP)
         if name not in points.names:

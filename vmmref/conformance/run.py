@@ -151,9 +151,13 @@ class Episode:
         home = not any(lease is not None for lease in self.state.allocator.held) or self._understands("Recycle")
         if not self._do_all(self._settle()) or not self._do_all(self._take_back()):
             return False
-        stuck = () if not any(self.state.device.queues) else ("a stream still has work that can never run",)
-        self.ended = Ended(self.observed, self.state, home and self.state.life == "open", stuck)
+        self.ended = Ended(self.observed, self.state, home and self.state.life == "open", self._stuck())
         return self._do_all([Shutdown()] if self._understands("Shutdown") else [])
+
+    def _stuck(self) -> tuple[str, ...]:
+        """What is still queued though every stream that could run has run."""
+        queued = [piece for queue in self.state.device.queues for piece in queue if piece.certain]
+        return tuple(f"{piece.kind} of slot {piece.lease.slot} generation {piece.lease.generation}" for piece in queued)
 
     def _understands(self, name: str) -> bool:
         return name in self.rig.description.operations

@@ -15,7 +15,7 @@ from vmmref.conformance import payloads
 from vmmref.conformance.subject import CAPABILITIES, Description, Leftovers
 from vmmref.driver import calls, streams
 from vmmref.driver.device import Device
-from vmmref.imports import PoolImport, RankReader, close_imports
+from vmmref.imports import IMPORTS, PoolImport, RankReader, close_imports
 from vmmref.lease import PoolLease
 from vmmref.pool import Publication, VmmMemoryPool
 from vmmref.proxy import Reconstruction, TensorProxy
@@ -29,12 +29,18 @@ _UNKNOWN_ERROR = 999
 """CUDA_ERROR_UNKNOWN: what an injected fault answers, since no code of ours treats it specially."""
 _TIMEOUT_ERROR = 702
 """CUDA_ERROR_LAUNCH_TIMEOUT: what the simulator answers to a wait that nothing can end."""
+_SETTLE_SECONDS = 30.0
 _NOT_ON_HARDWARE = frozenset({"stepping", "faults", "leaks"})
 
 
 def make(device: str = "sim") -> ReferenceSubject:
     """The factory for `vmmref check`; raises VmmRefError where there is no such device."""
     return ReferenceSubject(device)
+
+
+def make_as_on_hardware(device: str = "sim") -> ReferenceSubject:
+    """The same pool with what hardware lacks left out: a rehearsal of the run on a GPU, where streams run by themselves."""
+    return ReferenceSubject(device, stepping=False)
 
 
 class ReferenceSubject:
@@ -45,6 +51,7 @@ class ReferenceSubject:
         device: str,
         pool_type: type[VmmMemoryPool] = VmmMemoryPool,
         reader_type: type[RankReader] = RankReader,
+        stepping: bool = True,
     ) -> None:
         # A check drives hundreds of pools to the end of their generations; each says so, once, to whoever listens.
         logging.getLogger("vmmref").addHandler(logging.NullHandler())
@@ -52,6 +59,7 @@ class ReferenceSubject:
         try:
             self._device = opened.name
             self._simulated = opened.simulated
+            self._stepping = opened.simulated and stepping
             self._device_name = calls.device_name(opened.ordinal)
             properties = calls.allocation_properties(opened.ordinal, calls.HANDLE_POSIX_FD)
             self._granularity = calls.granularity(properties)
@@ -62,21 +70,24 @@ class ReferenceSubject:
 
     def describe(self) -> Description:
         """Everything that the rules can ask for; without stepping, faults and counting on real hardware."""
-        capabilities = frozenset(CAPABILITIES) if self._simulated else frozenset(CAPABILITIES) - _NOT_ON_HARDWARE
-        operations = {kind.__name__ for kind in _HANDLERS} | ({"Faulty"} if self._simulated else set())
+        missing = frozenset() if self._stepping else _NOT_ON_HARDWARE
+        operations = {kind.__name__ for kind in _HANDLERS} | {"Faulty"}
+        without = set() if self._stepping else {"Advance", "Faulty"}
         return Description(
             name="vmmref.VmmMemoryPool",
             device=self._device_name,
             simulated=self._simulated,
             level="C" if self._simulated else "D",
-            capabilities=capabilities,
-            operations=frozenset(operations - (set() if self._simulated else {"Advance"})),
+            capabilities=frozenset(CAPABILITIES) - missing,
+            operations=frozenset(operations - without),
             word_bytes=(4, 8),
         )
 
     def open(self, shape: Shape) -> ReferenceSession:
         """A pool of `shape`, and the ranks of one consumer process beside it."""
-        return ReferenceSession(self._device, self._granularity, shape, self._pool_type, self._reader_type)
+        return ReferenceSession(
+            self._device, self._granularity, shape, self._pool_type, self._reader_type, self._stepping
+        )
 
 
 class ReferenceSession:
@@ -89,13 +100,15 @@ class ReferenceSession:
         shape: Shape,
         pool_type: type[VmmMemoryPool],
         reader_type: type[RankReader],
+        stepping: bool,
     ) -> None:
         self._device_name = device
         self._granularity = granularity
         self._shape = shape
         self._simulator = simcuda.loaded()
+        self._stepping = stepping
         if self._simulator is not None:
-            self._simulator.set_mode("stepping")
+            self._simulator.set_mode("stepping" if stepping else "threads")
         self._usage_before = self._usage()
         self._publications: dict[int, Publication] = {}
         self._leases: dict[int, PoolLease] = {}
@@ -105,7 +118,7 @@ class ReferenceSession:
         self._looks: dict[int, PoolLook] = {}
         self._surroundings = contextlib.ExitStack()
         with self._surroundings:
-            self._surroundings.enter_context(streams.progress(_drain if self._simulator is not None else None))
+            self._surroundings.enter_context(streams.progress(_drain if stepping else None))
             # The consumers of this process are this session's; a broken kind of them is in place for its time only.
             self._surroundings.callback(setattr, PoolImport, "reader_type", PoolImport.reader_type)
             PoolImport.reader_type = reader_type
@@ -129,11 +142,21 @@ class ReferenceSession:
         try:
             if type(operation) is op.Faulty:
                 return self._faulty(operation)
-            return _HANDLERS[type(operation)](self, operation)
+            outcome = _HANDLERS[type(operation)](self, operation)
+            if not self._stepping:
+                self._settle()
+            return outcome
         except errors.VmmRefError as error:
             return self._outcome_of(error)
         except Exception as error:
             return Outcome("crashed", message=f"{type(error).__name__}: {error}")
+
+    def _settle(self) -> None:
+        """Let all queued work end: streams that run by themselves are compared with the model when they are empty."""
+        if self.pool.life == "open":
+            self.pool.synchronize()
+        for imported in IMPORTS.find(self.pool.card.nonce):
+            imported.synchronize(_SETTLE_SECONDS)
 
     def _outcome_of(self, error: errors.VmmRefError) -> Outcome:
         message = "\n".join([str(error), *getattr(error, "__notes__", ())])
@@ -212,7 +235,7 @@ class ReferenceSession:
     # ---- consumers
 
     def _deliver(self, operation: op.Deliver) -> Outcome:
-        copy = TensorProxy.from_bytes(bytes(self._proxies[operation.lease]))
+        copy = self.pool.proxy_type.from_bytes(bytes(self._proxies[operation.lease]))
         self._copies[operation.proxy] = (copy, operation.rank)
         return DONE
 
@@ -269,8 +292,6 @@ class ReferenceSession:
         return self._copies_stream(int(name.removeprefix("rank:")))
 
     def _copies_stream(self, rank: int) -> int:
-        from vmmref.imports import IMPORTS
-
         imported = IMPORTS.find(self.pool.card.nonce)
         return imported[0].rank(rank).stream.handle if imported else 0
 
@@ -326,7 +347,7 @@ class ReferenceSession:
             free_slots=book.free_slots,
             retired_slots=book.retired_slots,
             generations=book.generations,
-            words=None if life == "closed" else self._words(),
+            words=self._words() if life == "open" or (life == "failed" and self._simulator is not None) else None,
             generations_left=book.generations_left,
         )
 

@@ -36,8 +36,6 @@ static bool nothing_exists(void)
 {
     vmmsim_usage_counts usage;
     count_usage(&usage);
-    for (int device = 0; device < MAX_DEVICES; device++)
-        if (sim.legacy[device]) return false;
     return !(usage.handles | usage.mappings | usage.reservations | usage.streams | usage.events | usage.pinned |
              usage.allocations);
 }
@@ -64,16 +62,27 @@ static const char *value_problem(int option, uint64_t value)
     }
 }
 
-static const char *state_problem(int option)
+/* A device that is to go may have neither a context nor memory. */
+static bool devices_used_from(int first)
+{
+    for (int device = first; device < MAX_DEVICES; device++)
+        if (sim.contexts[device].retained) return true;
+    for (size_t i = 0; i < sim.allocation_count; i++)
+        if (sim.allocations[i]->properties.location.id >= first) return true;
+    return false;
+}
+
+static const char *state_problem(int option, uint64_t value)
 {
     switch (option) {
     case VMMSIM_DEVICES:
-        for (int device = 0; device < MAX_DEVICES; device++)
-            if (sim.contexts[device].retained) return "the number of devices cannot change while a context is retained";
-        return nothing_exists() ? NULL : "the number of devices cannot change while something exists; reset first";
-    case VMMSIM_MEMORY_BYTES:
-    case VMMSIM_GRANULARITY: return nothing_exists() ? NULL : "memory size and granularity cannot change while something exists; reset first";
-    case VMMSIM_DRIVER_VERSION: return __atomic_load_n(&sim.resolved, __ATOMIC_RELAXED) ? "the driver version cannot change after the first driver call" : NULL;
+        return devices_used_from((int)value) ? "a device with a context or with memory cannot go" : NULL;
+    case VMMSIM_GRANULARITY:
+        return nothing_exists() ? NULL : "the granularity cannot change while something exists; reset first";
+    case VMMSIM_DRIVER_VERSION:
+        return __atomic_load_n(&sim.resolved, __ATOMIC_RELAXED)
+                   ? "the driver version cannot change after the first driver call"
+                   : NULL;
     default: return NULL;
     }
 }
@@ -89,7 +98,7 @@ EXPORT CUresult vmmsim_configure(int option, uint64_t value)
     if (sim.settings[option] == value) return call_end(CUDA_SUCCESS);
     const char *problem = value_problem(option, value);
     CUresult result = problem ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_PERMITTED;
-    if (!problem) problem = state_problem(option);
+    if (!problem) problem = state_problem(option, value);
     if (problem) {
         remember_error("%s", problem);
         return call_end(result);

@@ -256,6 +256,7 @@ CUresult stream_legacy(Stream **stream);
 void stream_retain(Stream *stream);
 void stream_drop(Stream *stream);
 void stream_pop(Stream *stream);
+void stream_withdraw(Stream *stream, uint64_t sequence);
 Piece *piece_new(vmmsim_kind kind);
 void piece_free(Piece *piece);
 CUresult stream_submit(Stream *stream, Piece *piece);

@@ -103,6 +103,25 @@ void stream_pop(Stream *stream)
     if (!stream->open && !stream->head) stream_leave(stream);
 }
 
+/* Take a queued piece back, because the call that made it failed; not when it runs at this moment. */
+void stream_withdraw(Stream *stream, uint64_t sequence)
+{
+    Piece **link = &stream->head, *previous = NULL;
+    while (*link && (*link)->sequence != sequence) {
+        previous = *link;
+        link = &previous->next;
+    }
+    Piece *piece = *link;
+    if (!piece || (stream->running && piece == stream->head)) return;
+    *link = piece->next;
+    if (stream->tail == piece) stream->tail = previous;
+    piece_free(piece);
+    if (stream->head) return;
+    stream->done = stream->submitted;
+    progress();
+    if (!stream->open) stream_leave(stream);
+}
+
 static void stream_cancel(Stream *stream)
 {
     stream->cancelled = true;

@@ -19,22 +19,6 @@ static Place host_place(uint64_t address)
     return place == PLACE_UNKNOWN ? PLACE_PAGEABLE : place;
 }
 
-/* The piece is the youngest of the stream and not running: take it back, because the call that made it failed. */
-static void withdraw(Stream *stream, uint64_t sequence)
-{
-    Piece **link = &stream->head, *previous = NULL;
-    while (*link && (*link)->sequence != sequence) {
-        previous = *link;
-        link = &previous->next;
-    }
-    if (!*link || (*link == stream->head && stream->running)) return;
-    Piece *piece = *link;
-    *link = piece->next;
-    if (stream->tail == piece) stream->tail = previous;
-    piece_free(piece);
-    if (!stream->head) stream->done = stream->submitted;
-}
-
 /* Enqueue, and wait when the caller's memory would otherwise be used behind its back. */
 static CUresult submit(Stream *stream, Piece *piece, bool wait)
 {
@@ -43,7 +27,7 @@ static CUresult submit(Stream *stream, Piece *piece, bool wait)
     CUresult result = stream_submit(stream, piece);
     uint64_t sequence = stream->submitted;
     if (result == CUDA_SUCCESS) result = stream_wait(stream, sequence);
-    if (result == CUDA_ERROR_LAUNCH_TIMEOUT) withdraw(stream, sequence);
+    if (result == CUDA_ERROR_LAUNCH_TIMEOUT) stream_withdraw(stream, sequence);
     if (result == CUDA_SUCCESS) result = stream_take_error(stream);
     stream_drop(stream);
     return result;

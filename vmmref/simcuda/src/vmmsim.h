@@ -19,9 +19,9 @@
  * when the library is loaded, and from vmmsim_configure after that. */
 typedef enum {
     VMMSIM_MODE,             /* 0 threads, 1 stepping; holds for streams created from now on */
-    VMMSIM_DEVICES,          /* 1 .. 16; only while nothing exists (usage is empty) */
-    VMMSIM_MEMORY_BYTES,     /* memory of each device; only while nothing exists */
-    VMMSIM_GRANULARITY,      /* power of two, at least the host page; only while nothing exists */
+    VMMSIM_DEVICES,          /* 1 .. 16; a device with a context or memory cannot go */
+    VMMSIM_MEMORY_BYTES,     /* memory of each device */
+    VMMSIM_GRANULARITY,      /* power of two, at least the host page; only while nothing exists (usage is empty) */
     VMMSIM_DRIVER_VERSION,   /* as cuDriverGetVersion answers, 13000 is 13.0; only before the first cuGetProcAddress */
     VMMSIM_STRICT,           /* 1: record violations of what the driver leaves undefined */
     VMMSIM_QUARANTINE_BYTES, /* addresses kept after cuMemAddressFree, oldest given back first; 0 turns it off */
