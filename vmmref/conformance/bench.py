@@ -132,6 +132,17 @@ def _row(name: str, unit: str, values: list[float], baseline: str | None, others
     )
 
 
+def process_rows(device: str, cycles: int) -> Iterator[Row]:
+    """Closed lease cycles a second between processes, every byte checked; raises RuntimeError if anything was wrong."""
+    from vmmref.conformance.cycles import run
+
+    for consumers in (1, 2):
+        result = run(device, cycles, consumers, "posix_fd")
+        if not result.clean:
+            raise RuntimeError(f"cycles between processes were not clean: {result}")
+        yield Row(f"cycles between processes, {consumers} consumer(s)", cycles / result.seconds, "cycles/s")
+
+
 def checker_rows(device: str, seconds: float) -> Iterator[Row]:
     """Operations a second of the check itself, all judging included: the seeded walk, and Hypothesis' state machine."""
     from vmmref.conformance.run import Rig
