@@ -1,4 +1,7 @@
-"""The published sglang pool's allocator as a baseline: `vmmref bench --baseline examples.subjects.sglang_bench:allocator`."""
+"""The published sglang pool's allocator as a baseline for `vmmref bench`.
+
+    vmmref bench --baseline examples.subjects.sglang_bench:allocator
+"""
 
 from __future__ import annotations
 
