@@ -1,0 +1,76 @@
+"""A subject backed by the model itself: tests the harness without a driver. Broken variants are in `mutants`."""
+
+from __future__ import annotations
+
+from vmmref.conformance.loading import KINDS
+from vmmref.conformance.subject import CAPABILITIES, Description, Leftovers
+from vmmref_models.observation import Observation, Shape
+from vmmref_models.operations import Construct, Faulty, Operation, Outcome
+from vmmref_models.reasons import Reason
+from vmmref_models.state import State, initial, observe
+from vmmref_models.step import settle, step
+
+CALLS = 2
+"""Driver calls that every operation of this subject pretends to make, so that a fault at a later one never comes."""
+
+
+class ModelSession:
+    """One model in the place of a pool."""
+
+    def __init__(self, shape: Shape, stepping: bool = True) -> None:
+        self.state: State = initial(shape)
+        self.stepping = stepping
+
+    def apply(self, operation: Operation) -> Outcome:
+        """One step of the model; an injected fault within its calls changes nothing."""
+        self.state, outcome = self.stepped(operation)
+        if not self.stepping:
+            self.state = settle(self.state)
+        return outcome
+
+    def stepped(self, operation: Operation) -> tuple[State, Outcome]:
+        """The state and outcome of one operation; what a broken variant overrides."""
+        after, outcome = step(self.state, operation)
+        if isinstance(operation, Faulty) and operation.call <= CALLS and outcome.kind == "done":
+            leftovers = 0 if isinstance(operation.operation, Construct) else None
+            message = "cuMemcpyDtoDAsync answered CUDA_ERROR_ILLEGAL_ADDRESS [PUB-3]"
+            return self.state, Outcome("failed", Reason.DRIVER_CALL_FAILED, leftovers=leftovers, message=message)
+        return after, outcome
+
+    def observe(self) -> Observation:
+        """What the model's state shows."""
+        return observe(self.state)
+
+    def close(self) -> Leftovers:
+        """A model holds nothing."""
+        return Leftovers()
+
+
+class ModelSubject:
+    """Makes models; `without` leaves capabilities out."""
+
+    session: type[ModelSession] = ModelSession
+
+    def __init__(self, without: frozenset[str] = frozenset()) -> None:
+        self.capabilities = frozenset(CAPABILITIES) - without
+
+    def describe(self) -> Description:
+        """Everything a subject may declare, at level C."""
+        return Description(
+            name="model",
+            device="model (no device)",
+            simulated=True,
+            level="C",
+            capabilities=self.capabilities,
+            operations=KINDS,
+            word_bytes=(4, 8),
+        )
+
+    def open(self, shape: Shape) -> ModelSession:
+        """One fresh model."""
+        return self.session(shape, "stepping" in self.capabilities)
+
+
+def make() -> ModelSubject:
+    """The factory: `--subject tests.machine.model_subject:make`."""
+    return ModelSubject()

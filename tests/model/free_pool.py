@@ -1,0 +1,175 @@
+"""A pool that uses every freedom it has: places, orders, and what a failed driver call leaves behind.
+
+It is made of the model's own parts but decides by itself, so that a model which follows it must read every choice off
+what the pool answers and shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from vmmref_models import (
+    Observation,
+    Outcome,
+    Policies,
+    Reason,
+    Shape,
+    State,
+    allocation,
+    initial,
+    observe,
+    settle,
+    step,
+    streams,
+)
+from vmmref_models.operations import (
+    Cancel,
+    Construct,
+    Faulty,
+    Fetch,
+    LeaseView,
+    Operation,
+    Publish,
+    Read,
+    Reclaim,
+    Recycle,
+    Wrap,
+)
+from vmmref_models.state import ACK, ENDED, RETIRED, Lease, Piece, replaced
+from vmmref_models.step import claimed, complete, freed
+from vmmref_models.streams import PUBLISH_QUEUE, RETIRE_QUEUE, rank_queue
+
+FAILED = Outcome("failed", Reason.DRIVER_CALL_FAILED, message="cuMemcpyAsync failed")
+
+
+class FreePool:
+    """One pool; `state` is the truth about it."""
+
+    def __init__(self, shape: Shape, policies: Policies, rng: Random, *, stepping: bool = True) -> None:
+        self.state = initial(shape, policies)
+        self.rng = rng
+        self.stepping = stepping
+        self.last = observe(self.state)
+
+    def apply(self, operation: Operation) -> Outcome:
+        """Do one operation, with chance deciding whatever no rule decides."""
+        outcome = self._apply(operation)
+        if not self.stepping:
+            self.state = settle(self.state)
+        return outcome
+
+    def _apply(self, operation: Operation) -> Outcome:
+        if isinstance(operation, Faulty):
+            if not self.state.closed and not self.state.failed and self.rng.random() < 0.8:
+                return self._fail(operation.operation)
+            operation = operation.operation
+        seen = self._place(operation) if isinstance(operation, Publish | Wrap) else None
+        after, outcome = step(self.state, operation, seen)
+        if isinstance(operation, Recycle | Reclaim) and not self.state.closed:
+            order = self._shuffled_tail(self.state.allocator.free_slots, after.allocator.free_slots)
+            after, outcome = step(self.state, operation, None, Observation("open", free_slots=order))
+        self.state = after
+        return outcome
+
+    def observe(self) -> Observation:
+        """What it shows; after a failure for good what it showed before, and its life."""
+        if self.state.failed:
+            return replace(self.last, life=self.state.life, words=None if self.state.closed else self.last.words)
+        self.last = observe(self.state)
+        return self.last
+
+    def _place(self, operation: Publish | Wrap) -> Outcome | None:
+        """A place of the pool's own choice, where its policies leave it one."""
+        allocator, policies, size = self.state.allocator, self.state.policies, allocation.rounded(operation.nbytes)
+        fitting = [free for free in allocator.free_ranges if free[1] - free[0] >= size]
+        if not fitting or not allocator.free_slots:
+            return None
+        start, end = self.rng.choice(fitting)
+        start += 256 * self.rng.randint(0, (end - start - size) // 256)
+        slot = self.rng.choice(allocator.free_slots)
+        if policies.fit == "best" and policies.slot_order == "fifo":
+            return None
+        return Outcome("done", lease=LeaseView(slot, 0, start, start + size, operation.nbytes))
+
+    def _shuffled_tail(self, before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
+        tail = list(after[len(before) :])
+        self.rng.shuffle(tail)
+        return (*before, *tail)
+
+    # --- failures ---
+
+    def _fail(self, operation: Publish | Wrap | Read | Fetch | Recycle | Cancel | Construct) -> Outcome:
+        """Fail somewhere inside; an operation that would reach no driver call answers as ever."""
+        seen = self._place(operation) if isinstance(operation, Publish | Wrap) else None
+        after, normal = step(self.state, operation, seen)
+        if normal.kind != "done" or normal.cached:
+            self.state = after
+            return normal
+        if isinstance(operation, Construct):
+            return replace(FAILED, leftovers=0)
+        if isinstance(operation, Read | Fetch):
+            return self._fail_read(operation)
+        if self.rng.random() < 0.08:
+            self.state = replace(self.state, failed=True)
+            return Outcome("failed", Reason.POOL_FAILED, message="device state unknown")
+        if isinstance(operation, Publish | Wrap):
+            return self._fail_publish(operation, seen)
+        return self._fail_claims(operation)
+
+    def _fail_publish(self, operation: Publish | Wrap, seen: Outcome | None) -> Outcome:
+        depth = self.rng.randint(0, 2)
+        if depth == 0:
+            return FAILED
+        plain = Publish(operation.lease, operation.payload, operation.nbytes, operation.digest)
+        state, outcome = step(self.state, plain, seen)
+        assert outcome.lease is not None, "the publish was checked to succeed"
+        lease = state.published[-1]
+        if depth == 1:  # Nothing was queued yet.
+            state = replace(state, device=self.state.device, allocator=allocation.claim(state.allocator, lease.slot))
+        else:
+            queue = state.device.queues[PUBLISH_QUEUE]
+            state = replace(state, device=streams.run(state.device, PUBLISH_QUEUE, len(queue)))
+            state = claimed(state, lease)
+            state = replace(state, device=streams.retired_up_to(state.device, lease))
+        self.state = replace(freed(state, (lease.slot,)), published=self.state.published)
+        return FAILED
+
+    def _fail_read(self, operation: Read | Fetch) -> Outcome:
+        state = self.state
+        proxy = state.proxy(operation.proxy)
+        assert proxy is not None, "the read was checked to begin"
+        lease, rank, consumers = proxy.lease, proxy.rank, state.consumers
+        proxies = tuple(replace(p, state=ENDED) if p.token == proxy.token else p for p in consumers.proxies)
+        depth = self.rng.randint(0, 2)
+        if depth == 0:  # The import failed, or the call behind it.
+            imported = consumers.imported or self.rng.random() < 0.5
+            self.state = replace(state, consumers=replace(consumers, proxies=proxies, imported=imported))
+            return FAILED
+        row = replaced(consumers.tables[rank], lease.slot, lease.generation)
+        tables = replaced(consumers.tables, rank, row)
+        device = streams.queued(state.device, rank_queue(rank), Piece(ACK, lease, rank))
+        if depth == 2:
+            device = streams.run(device, rank_queue(rank), len(device.queues[rank_queue(rank)]))
+        consumers = replace(consumers, tables=tables, proxies=proxies, imported=True)
+        self.state = replace(state, consumers=consumers, device=device)
+        return FAILED
+
+    def _fail_claims(self, operation: Recycle | Cancel) -> Outcome:
+        state = self.state
+        tokens = complete(state) if isinstance(operation, Recycle) else (operation.lease,)
+        for token in tokens:
+            lease = state.lease(token)
+            if lease is not None and state.is_active(lease) and self.rng.random() < 0.6:
+                state = claimed(state, lease)
+        if self.rng.random() < 0.6:
+            state = replace(state, device=streams.retired_up_to(state.device))
+            slots = tuple(slot for slot in state.allocator.retiring if self.rng.random() < 0.5)
+            state = freed(state, slots)
+        self.state = state
+        return FAILED
+
+
+def is_retired(state: State, lease: Lease) -> bool:
+    """Whether the lease's retire store is done."""
+    return not streams.is_queued(state.device, RETIRE_QUEUE, RETIRED, lease)

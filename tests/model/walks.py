@@ -1,0 +1,187 @@
+"""Seeded operations for the tests of the model: what a harness might ask, from a state alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import TypeVar
+
+from vmmref_models import Shape, State, enabled, runnable
+from vmmref_models.operations import (
+    Advance,
+    Cancel,
+    Claim,
+    Collect,
+    Construct,
+    Deliver,
+    Dispatch,
+    Faulty,
+    Fetch,
+    Look,
+    Operation,
+    Payload,
+    Publish,
+    PublishUnusable,
+    Read,
+    Reclaim,
+    Recycle,
+    Release,
+    ReleaseLease,
+    Revoke,
+    Shutdown,
+    Tamper,
+    Wrap,
+)
+
+T = TypeVar("T")
+
+SIZES = (1, 100, 255, 256, 257, 300, 512, 700, 1024)
+CONSTRUCTIONS = ("valid", "memory_size", "recycle_interval", "below-granule", "control-only", "backing-size")
+
+
+def payload(nbytes: int, seed: int, layout: str = "contiguous") -> Payload:
+    """A payload of that many bytes."""
+    return Payload("uint8", (nbytes,), seed, layout)
+
+
+def digest(seed: int) -> int:
+    """A digest that differs for every seed."""
+    return (seed * 2654435761 + 12345) & 0xFFFFFFFF
+
+
+def publish(token: int, nbytes: int = 256, layout: str = "contiguous") -> Publish:
+    """A publish of `nbytes`."""
+    return Publish(token, payload(nbytes, token, layout), nbytes, digest(token))
+
+
+def wrap(token: int, nbytes: int = 256, layout: str = "contiguous") -> Wrap:
+    """A wrap of `nbytes`."""
+    return Wrap(token, payload(nbytes, token, layout), nbytes, digest(token))
+
+
+def shapes(rng: Random) -> Shape:
+    """A small pool, often near its generation limit."""
+    slots, limit = rng.randint(1, 5), rng.choice([2, 3, 5, 2**31 - 1])
+    issued = tuple(limit - rng.randint(0, 2) for _ in range(slots)) if rng.random() < 0.15 else ()
+    return Shape(slots, rng.randint(1, 3), 256 * rng.randint(1, 10), generation_limit=limit, issued=issued)
+
+
+class Drawer:
+    """Draws enabled operations; tokens are given once."""
+
+    def __init__(self, rng: Random, faults: bool = False, stepping: bool = True) -> None:
+        self.rng = rng
+        self.token = 0
+        self.kinds: list[Callable[[State], Operation | None]] = [
+            self._publish,
+            self._publish,
+            self._dispatch,
+            self._deliver,
+            self._deliver,
+            self._read,
+            self._read,
+            self._collect,
+            self._collect,
+            self._fetch,
+            self._release,
+            self._release,
+            self._look,
+            self._claim,
+            self._claim,
+            self._reclaim,
+            self._recycle,
+            self._by_handle,
+            self._rare,
+        ]
+        if stepping:
+            self.kinds += [self._advance] * 4
+        if faults:
+            self.kinds += [self._faulty] * 2
+
+    def draw(self, state: State) -> Operation:
+        """One operation that is enabled in this state."""
+        while True:
+            self.token += 1
+            operation = self.rng.choice(self.kinds)(state)
+            if operation is not None and enabled(state, operation):
+                return operation
+
+    def _recent(self, items: Sequence[T]) -> T | None:
+        """One of the items, mostly a late one."""
+        if not items:
+            return None
+        return self.rng.choice(items[-4:] if self.rng.random() < 0.7 else items)
+
+    def _publish(self, state: State) -> Operation:
+        nbytes = self.rng.choice(SIZES)
+        layout = "transposed" if self.rng.random() < 0.1 else "contiguous"
+        return publish(self.token, nbytes, layout) if self.rng.random() < 0.5 else wrap(self.token, nbytes, layout)
+
+    def _dispatch(self, state: State) -> Operation | None:
+        lease = self._recent(state.published)
+        return Dispatch(lease.token) if lease is not None else None
+
+    def _deliver(self, state: State) -> Operation | None:
+        token = self._recent(state.dispatched)
+        return Deliver(token, self.token, self.rng.randrange(state.shape.consumers)) if token is not None else None
+
+    def _read(self, state: State) -> Operation | None:
+        proxy = self._recent(state.consumers.proxies)
+        return Read(proxy.token, self.token) if proxy is not None else None
+
+    def _collect(self, state: State) -> Operation | None:
+        reader = self._recent(state.consumers.readers)
+        return Collect(reader.token) if reader is not None else None
+
+    def _fetch(self, state: State) -> Operation | None:
+        proxy = self._recent(state.consumers.proxies)
+        return Fetch(proxy.token, self.token) if proxy is not None else None
+
+    def _release(self, state: State) -> Operation | None:
+        proxy = self._recent(state.consumers.proxies)
+        return Release(proxy.token) if proxy is not None else None
+
+    def _advance(self, state: State) -> Operation | None:
+        stream = self._recent(runnable(state))
+        return Advance(stream) if stream is not None else None
+
+    def _look(self, state: State) -> Operation:
+        return Look(self.token)
+
+    def _claim(self, state: State) -> Operation | None:
+        look = self._recent(state.looks)
+        return Claim(look.token) if look is not None else None
+
+    def _reclaim(self, state: State) -> Operation:
+        return Reclaim(self.rng.random() < 0.3)
+
+    def _recycle(self, state: State) -> Operation:
+        return Recycle()
+
+    def _by_handle(self, state: State) -> Operation | None:
+        lease = self._recent(state.published)
+        if lease is None or (state.is_active(lease) and self.rng.random() < 0.6):
+            return None
+        wait = self.rng.random() < 0.5
+        how = self.rng.choice(["generation", "offset", "pool"])
+        choices: list[Operation] = [
+            Cancel(lease.token, wait),
+            Revoke(lease.token, wait),
+            ReleaseLease(lease.token),
+            Tamper(lease.token, how),
+        ]
+        return self.rng.choice(choices)
+
+    def _rare(self, state: State) -> Operation:
+        if self.rng.random() < 0.1:
+            return Shutdown()
+        if self.rng.random() < 0.4:
+            return PublishUnusable(self.rng.choice(["empty", "wrong-device"]))
+        return Construct(self.rng.choice(CONSTRUCTIONS))
+
+    def _faulty(self, state: State) -> Operation | None:
+        inner = self.rng.choice([self._publish, self._read, self._fetch, self._recycle, self._by_handle, self._rare])
+        operation = inner(state)
+        if isinstance(operation, Publish | Wrap | Read | Fetch | Recycle | Cancel | Construct):
+            return Faulty(operation, self.rng.randint(1, 6))
+        return None

@@ -1,0 +1,216 @@
+"""The descriptor broker: who shows the token gets one descriptor, everybody else nothing, and nobody stops it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from vmmref.broker import TOKEN_BYTES, DescriptorBroker, request_descriptor
+from vmmref.errors import BrokerError
+from vmmref_models.reasons import Reason
+
+CONTENT = b"the pool's memory"
+
+
+def open_descriptors() -> list[str]:
+    """What this process has open, by target; the listing's own descriptor is left out."""
+    targets = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            targets.append(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:
+            continue
+    return sorted(targets)
+
+
+@pytest.fixture
+def broker() -> Iterator[DescriptorBroker]:
+    """A serving broker of a small file; nothing of it is left open afterwards."""
+    before = open_descriptors()
+    descriptor = os.memfd_create("pool", os.MFD_CLOEXEC)
+    os.write(descriptor, CONTENT)
+    serving = DescriptorBroker(descriptor, "CUDA VMM")
+    serving.start()
+    yield serving
+    assert serving.close(10)
+    os.close(descriptor)
+    assert open_descriptors() == before
+
+
+def connected(broker: DescriptorBroker) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    client.settimeout(10)
+    client.connect(broker.locator[TOKEN_BYTES:])
+    return client
+
+
+def assert_serves(broker: DescriptorBroker) -> None:
+    descriptor = request_descriptor(broker.locator, "CUDA VMM")
+    try:
+        assert os.pread(descriptor, 100, 0) == CONTENT
+    finally:
+        os.close(descriptor)
+
+
+def test_the_token_gets_a_descriptor_of_the_same_file(broker: DescriptorBroker) -> None:
+    for _ in range(3):
+        assert_serves(broker)
+
+
+@pytest.mark.rule("HND-6")
+def test_hnd_6_a_received_descriptor_is_close_on_exec(broker: DescriptorBroker) -> None:
+    """
+    A descriptor that was received does not leak into programs that are started later.
+
+    Given: a serving broker.
+    When: a client asks it for a descriptor.
+    Then: the descriptor has the close-on-exec flag.
+    """
+    descriptor = request_descriptor(broker.locator, "CUDA VMM")
+    try:
+        assert fcntl.fcntl(descriptor, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("token", [b"", b"x", b"\0" * TOKEN_BYTES, b"garbage " * 100], ids=["none", "x", "zero", "long"])
+def test_another_token_gets_nothing(broker: DescriptorBroker, token: bytes) -> None:
+    with connected(broker) as client:
+        client.sendall(token)
+        answer, ancillary, _, _ = client.recvmsg(64, socket.CMSG_SPACE(64))
+    assert (answer, ancillary) == (b"", [])
+    assert_serves(broker)
+
+
+def test_a_longer_token_that_begins_right_gets_nothing(broker: DescriptorBroker) -> None:
+    with connected(broker) as client:
+        client.sendall(broker.locator[:TOKEN_BYTES] + b"x")
+        assert client.recvmsg(64, socket.CMSG_SPACE(64))[:2] == (b"", [])
+
+
+def test_a_refusal_names_its_reason(broker: DescriptorBroker) -> None:
+    wrong = bytes(TOKEN_BYTES) + broker.locator[TOKEN_BYTES:]
+    with pytest.raises(BrokerError, match="CUDA VMM POSIX FD broker returned no file descriptor") as refusal:
+        request_descriptor(wrong, "CUDA VMM")
+    assert (refusal.value.reason, refusal.value.rule) == (Reason.NO_DESCRIPTOR, "BRK-3")
+
+
+def test_clients_that_connect_and_vanish(broker: DescriptorBroker) -> None:
+    for _ in range(20):
+        connected(broker).close()
+    assert_serves(broker)
+
+
+def test_a_client_that_vanishes_after_its_token(broker: DescriptorBroker) -> None:
+    for _ in range(20):
+        with connected(broker) as client:
+            client.sendall(broker.locator[:TOKEN_BYTES])
+    assert_serves(broker)
+
+
+def test_descriptors_sent_to_the_broker_are_dropped(broker: DescriptorBroker) -> None:
+    before = open_descriptors()
+    with connected(broker) as client, open(os.devnull, "rb") as gift:
+        socket.send_fds(client, [b"take this"], [gift.fileno()] * 8)
+        assert client.recv(64) == b""
+    assert_serves(broker)
+    assert open_descriptors() == before
+
+
+def test_many_clients_at_once(broker: DescriptorBroker) -> None:
+    failures: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            assert_serves(broker)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert failures == []
+
+
+_AS_ANOTHER_USER = """
+import socket, sys
+token, name = (bytes.fromhex(text) for text in sys.argv[1:])
+client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+client.settimeout(10)
+client.connect(name)
+client.sendall(token)
+print(client.recvmsg(64, socket.CMSG_SPACE(64))[:2])
+"""
+
+
+def test_another_user_gets_nothing_even_with_the_token(broker: DescriptorBroker) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a process of another user")
+    token, name = broker.locator[:TOKEN_BYTES], broker.locator[TOKEN_BYTES:]
+    # A system interpreter, if there is one: another user often may not start ours.
+    interpreter = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
+    arguments = [interpreter, "-I", "-S", "-c", _AS_ANOTHER_USER, token.hex(), name.hex()]
+    try:
+        child = subprocess.run(arguments, user=65534, capture_output=True, text=True, timeout=30, cwd="/")
+    except PermissionError:
+        pytest.skip("another user may not start this interpreter")
+    assert (child.stdout.strip(), child.stderr) == ("(b'', [])", "")
+
+
+def test_a_closed_broker_is_told_to_the_client(broker: DescriptorBroker) -> None:
+    assert broker.close(10)
+    with pytest.raises(BrokerError) as refusal:
+        request_descriptor(broker.locator, "CUDA VMM")
+    assert refusal.value.reason is Reason.NO_DESCRIPTOR
+
+
+def test_close_twice_and_start_after_close_do_nothing(broker: DescriptorBroker) -> None:
+    assert broker.close(10)
+    broker.start()
+    assert broker.close(10)
+
+
+def test_a_broker_that_was_never_started_closes() -> None:
+    before = open_descriptors()
+    assert DescriptorBroker(0, "CUDA VMM").close(10)
+    assert open_descriptors() == before
+
+
+def _answering(message: bytes, descriptors: list[int]) -> tuple[socket.socket, bytes, threading.Thread]:
+    """A broker of somebody else's, which answers its first client with what it likes."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    listener.settimeout(10)
+    listener.bind(b"")
+    listener.listen(1)
+
+    def answer() -> None:
+        client, _ = listener.accept()
+        with client:
+            client.recv(64)
+            socket.send_fds(client, [message], descriptors)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return listener, bytes(listener.getsockname()), thread
+
+
+@pytest.mark.parametrize(("message", "count"), [(b"\1", 0), (b"\1", 2), (b"\1", 9), (b"\2", 1)])
+def test_a_broker_that_lies_leaves_nothing_open(message: bytes, count: int) -> None:
+    before = open_descriptors()
+    with open(os.devnull, "rb") as gift:
+        listener, name, thread = _answering(message, [gift.fileno()] * count)
+        with listener, pytest.raises(BrokerError) as refusal:
+            request_descriptor(bytes(TOKEN_BYTES) + name, "CUDA VMM")
+        thread.join(10)
+    assert refusal.value.reason is Reason.NO_DESCRIPTOR
+    assert open_descriptors() == before
