@@ -166,9 +166,9 @@ def _write(
 
 def _driver_version(device: str) -> str | None:
     """The version of the driver behind a device name, asked in a process of its own; None where there is none."""
-    from vmmref.cli.doctor import probe
+    from vmmref.cli.doctor import ask
 
-    answer = probe("driver" if device.startswith("cuda") else "simulator")
+    answer = ask("driver" if device.startswith("cuda") else "simulator")
     devices = answer.get("devices") or [{}]
     version = devices[0].get("driver")
     return str(version) if version else None

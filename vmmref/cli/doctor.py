@@ -64,7 +64,7 @@ def command(
 def examine() -> tuple[list[Capability], list[dict[str, Any]]]:
     """Every capability of this machine, and the devices that were found (real ones first)."""
     found = [_python()]
-    answers = {probe: probe(probe) for _, probe in SINGLE}
+    answers = {probe: ask(probe) for _, probe in SINGLE}
     found += [Capability(name, *_judged(answers[probe])) for name, probe in SINGLE]
     devices: list[dict[str, Any]] = []
     for probe in ("driver", "simulator"):
@@ -80,14 +80,14 @@ def _python() -> Capability:
 
 
 def _tried(probe: str, device: str) -> tuple[bool, str]:
-    return _judged(probe(probe, device))
+    return _judged(ask(probe, device))
 
 
 def _judged(answer: dict[str, Any]) -> tuple[bool, str]:
     return bool(answer["available"]), str(answer["why"])
 
 
-def probe(*arguments: str) -> dict[str, Any]:
+def ask(*arguments: str) -> dict[str, Any]:
     """Run one probe in a child process: a driver may crash, hang or bind itself to the process that asks it."""
     try:
         ended = subprocess.run(
