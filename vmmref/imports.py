@@ -12,11 +12,12 @@ from vmmref.driver import calls, streams
 from vmmref.driver.device import Device
 from vmmref.driver.streams import Stream
 from vmmref.errors import AlreadyReleased, BrokerError, ProducerGone, StaleLease
+from vmmref.forks import fork_count, refuse_after_fork
 from vmmref.handles import HandleType
 from vmmref.layout import live_word
 from vmmref.lease import PoolCard, PoolLease
-from vmmref.life import fork_count, refuse_after_fork
 from vmmref.reservation import VmmReservation
+from vmmref.table import RankTable
 from vmmref.unwind import Unwind
 from vmmref.words import PinnedCells
 from vmmref_models.reasons import Reason
@@ -44,19 +45,20 @@ class RankReader:
     so a plain store is enough for an acknowledgement word never to fall (ACK-2). Thread-safe.
     """
 
-    def __init__(self, owner: PoolImport, rank: int) -> None:
+    def __init__(self, owner: PoolImport, table: RankTable) -> None:
         self._device = owner.device
         self._address = owner.address
         self._layout = owner.card.layout
-        self.rank = rank
+        self._table = table
+        self.rank = table.rank
         self._lock = threading.Lock()
-        self._last: dict[int, int] = {}
         self.unreleased: set[tuple[int, int]] = set()
         """(slot, generation) of leases whose acknowledgement could not be queued; they stay leased (CON-4)."""
         self._cells = PinnedCells(self._layout.word_bytes)
         self._staged: list[tuple[int, int]] = []
-        self._unfinished: list[CopyOut] = []
-        self.stream = Stream(f"rank {rank}")
+        self._under_way: set[CopyOut] = set()
+        """Copies that may still run: their destinations must outlive them, whatever becomes of the caller."""
+        self.stream = Stream(f"rank {table.rank}")
 
     def enter(self, lease: PoolLease) -> None:
         """Note in the table that this rank takes part in `lease`, before any device work.
@@ -64,19 +66,12 @@ class RankReader:
         Every copy of a proxy in this rank meets the same table, so only the first one gets in: raises AlreadyReleased
         for the others, and for a lease older than one that the rank has seen in the slot (CON-3, GEN-4).
         """
-        if not self._enter(lease):
+        if not self._table.enter(lease):
             message = (
                 f"CUDA VMM tensor has already released its pool slice (slot={lease.slot}, "
                 f"generation={lease.generation}, rank={self.rank})"
             )
             raise AlreadyReleased(Reason.ALREADY_RELEASED, "CON-3", message)
-
-    def _enter(self, lease: PoolLease) -> bool:
-        with self._lock:
-            if lease.generation <= self._last.get(lease.slot, 0):
-                return False
-            self._last[lease.slot] = lease.generation
-            return True
 
     def begin(self, lease: PoolLease, destination: Any, destination_address: int) -> CopyOut:
         """Queue the copy-out of an entered lease and, behind its last byte, the read of R.
@@ -89,12 +84,13 @@ class RankReader:
                 self._order_after_torch()
                 self._queue_bytes(lease, destination_address)
                 self._queue_ready_read(lease, cell)
-                return CopyOut(lease, destination, cell, self.stream.mark())
+                copy = CopyOut(lease, destination, cell, self.stream.mark())
             except BaseException as error:
-                # The copy may be queued: its destination has to outlive it.
-                self._unfinished.append(CopyOut(lease, destination, 0, 0))
+                self._under_way.add(CopyOut(lease, destination, 0, 0))
                 self._acknowledge_after(error, lease)
                 raise
+            self._under_way.add(copy)
+            return copy
 
     def _queue_bytes(self, lease: PoolLease, destination_address: int) -> None:
         calls.copy_on_device(destination_address, self._address + lease.start, lease.nbytes, self.stream.handle)
@@ -126,13 +122,13 @@ class RankReader:
             with self._device:
                 streams.wait(copy.event, WAIT_SECONDS, what)
                 with self._lock:
+                    self._under_way.discard(copy)
                     self._judge(copy)
                     self._acknowledge(lease)
         except StaleLease:
             raise
         except BaseException as error:
             with self._lock:
-                self._unfinished.append(copy)
                 self._acknowledge_after(error, lease)
             raise
         return copy.destination
@@ -153,7 +149,7 @@ class RankReader:
     def release(self, lease: PoolLease) -> None:
         """Acknowledge without reading; nothing happens when this rank took part already (ACK-3)."""
         key = (lease.slot, lease.generation)
-        if not self._enter(lease) and key not in self.unreleased:
+        if not self._table.enter(lease) and key not in self.unreleased:
             return
         with self._lock:
             self.unreleased.add(key)
@@ -162,7 +158,7 @@ class RankReader:
 
     def _acknowledge(self, lease: PoolLease) -> None:
         """Queue A[rank] := n behind the rank's earlier work (ACK-1). The lock is held."""
-        if self._last[lease.slot] != lease.generation:
+        if not self._table.is_last(lease):
             # ACK-2: the host judges R some time after the copy. When the lease was revoked in between, and this rank
             # has entered a newer lease of the slot, a store of n would land on that one's acknowledgement and lower
             # it. Nobody waits for n any more.
@@ -193,11 +189,10 @@ class RankReader:
             self.unreleased.add((lease.slot, lease.generation))
             error.add_note(f"the acknowledgement failed too, the lease stays leased: {type(second).__name__}: {second}")
 
-    def close(self, timeout_seconds: float) -> None:
-        """Wait for the rank's queued work, then give stream, events and pinned words back."""
+    def close(self) -> None:
+        """Give stream, events and pinned words back; nothing queued uses them any more."""
         with self._lock:
-            self.stream.synchronize(timeout_seconds)
-            self._unfinished.clear()
+            self._under_way.clear()
             unwind = Unwind()
             unwind.push(self._cells.close)
             unwind.push(self.stream.close)
@@ -209,12 +204,14 @@ class PoolImport:
 
     reader_type: type[RankReader] = RankReader
 
-    def __init__(self, card: PoolCard, device_name: str) -> None:
+    def __init__(self, card: PoolCard, device_name: str, tables: dict[int, RankTable]) -> None:
         self.card = card
+        self._tables = tables
         self._lock = threading.Lock()
         self._forks = fork_count()
         self._ranks: dict[int, RankReader] = {}
         self._unwind = Unwind()
+        self.closed = False
         self.device = Device(device_name)
         self._unwind.push(self.device.close)
         try:
@@ -237,13 +234,20 @@ class PoolImport:
         self.address = reservation.address
 
     def rank(self, rank: int) -> RankReader:
-        """The one reader of `rank` in this process."""
+        """The one reader of `rank` in this process.
+
+        Raises ProducerGone when the import was dropped meanwhile, ArgumentError when the rank acts on another device.
+        """
         refuse_after_fork(self._forks, "import of a pool")
         with self._lock:
+            if self.closed:
+                raise ProducerGone(Reason.PRODUCER_GONE, "HND-4", "this process has dropped its import of the pool")
             reader = self._ranks.get(rank)
             if reader is None:
+                table = self._tables.setdefault(rank, RankTable(rank, self.device.name))
+                table.check_device(self.device.name)
                 with self.device:
-                    reader = self._ranks[rank] = self.reader_type(self, rank)
+                    reader = self._ranks[rank] = self.reader_type(self, table)
             return reader
 
     def synchronize(self, timeout_seconds: float) -> None:
@@ -253,12 +257,17 @@ class PoolImport:
                 reader.stream.synchronize(timeout_seconds)
 
     def close(self, timeout_seconds: float) -> None:
-        """Drop the import once no rank has a queued copy-out, read of R or acknowledgement left (HND-4)."""
+        """Drop the import once no rank has a queued copy-out, read of R or acknowledgement left (HND-4).
+
+        Raises WaitTimeout when that takes longer; then the import is as it was.
+        """
+        self.synchronize(timeout_seconds)
         with self._lock, self.device:
-            for rank in tuple(self._ranks):
-                self._ranks[rank].close(timeout_seconds)
-                del self._ranks[rank]
-        self._unwind.run()
+            self.closed = True
+            for reader in self._ranks.values():
+                self._unwind.push(reader.close)
+            self._ranks.clear()
+            self._unwind.run()
 
 
 def import_handle(card: PoolCard) -> int:
@@ -287,6 +296,13 @@ def forget_exporter(nonce: bytes) -> None:
     _exporters.pop(nonce, None)
 
 
+def producer_is_gone(card: PoolCard) -> bool:
+    """Whether the pool has ended, as far as this process can tell: it was ours, or its process does not exist."""
+    if card.producer_pid == os.getpid():
+        return card.nonce not in _exporters
+    return not os.path.exists(f"/proc/{card.producer_pid}")
+
+
 def _descriptor_of(card: PoolCard) -> int:
     export = _exporters.get(card.nonce)
     if export is not None:
@@ -300,6 +316,8 @@ class ImportTable:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._imports: dict[tuple[bytes, str], PoolImport] = {}
+        self._tables: dict[bytes, dict[int, RankTable]] = {}
+        """By nonce. A table outlives the import: a late alias must find it after a new one too (ACK-2)."""
 
     def open(self, card: PoolCard, device_name: str) -> PoolImport:
         """The import of the pool on that device, made at the first call.
@@ -317,12 +335,12 @@ class ImportTable:
             return found
 
     def _make(self, card: PoolCard, device_name: str) -> PoolImport:
-        if card.producer_pid == os.getpid() and card.nonce not in _exporters:
+        if card.producer_pid == os.getpid() and producer_is_gone(card):
             raise ProducerGone(Reason.PRODUCER_GONE, "REAP-3", "the pool of this proxy has been shut down")
         try:
-            return PoolImport(card, device_name)
+            return PoolImport(card, device_name, self._tables.setdefault(card.nonce, {}))
         except BrokerError as error:
-            if os.path.exists(f"/proc/{card.producer_pid}"):
+            if not producer_is_gone(card):
                 raise
             message = f"producer process {card.producer_pid} does not exist any more"
             raise ProducerGone(Reason.PRODUCER_GONE, "REAP-3", message) from error
@@ -341,8 +359,15 @@ class ImportTable:
             unwind.run()
 
     def _drop(self, key: tuple[bytes, str], found: PoolImport, timeout_seconds: float) -> None:
-        found.close(timeout_seconds)
-        del self._imports[key]
+        try:
+            found.close(timeout_seconds)
+        finally:
+            # Also when the driver has refused to take something back: it is not asked twice (HND-1).
+            if found.closed:
+                del self._imports[key]
+                if producer_is_gone(found.card):
+                    # Nobody can import it again, so no alias can do harm.
+                    self._tables.pop(key[0], None)
 
 
 IMPORTS = ImportTable()

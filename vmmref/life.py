@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from enum import Enum
 from types import TracebackType
 
 from vmmref.driver.device import Device
-from vmmref.errors import ForkError, PoolClosing, PoolFailed, WaitTimeout
+from vmmref.errors import PoolClosing, PoolFailed, WaitTimeout
+from vmmref.forks import fork_count, refuse_after_fork
 from vmmref_models.reasons import Reason
-
-_forks = 0
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
-
-
-def fork_count() -> int:
-    """How often this process image was forked from one that had loaded this module; compare for equality (HND-7)."""
-    return _forks
-
-
-def refuse_after_fork(forks_at_birth: int, what: str) -> None:
-    """Raise ForkError when the process is a fork of the one in which `what` was made."""
-    if forks_at_birth != _forks:
-        # HND-7: CUDA in a forked child is undefined before exec; say so before the driver is touched.
-        message = f"{what} was made before fork(); start the process with spawn and hand it the proxy's bytes"
-        raise ForkError(Reason.FORKED, "HND-7", message)
 
 
 class State(Enum):
@@ -58,7 +35,7 @@ class Life:
         self.failure: BaseException | None = None
 
     def __enter__(self) -> None:
-        if self._forks != _forks:
+        if self._forks != fork_count():
             refuse_after_fork(self._forks, f"{self._transport_name} pool")
         with self._changed:
             if self.state is not State.OPEN or self.failure is not None:

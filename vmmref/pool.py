@@ -200,8 +200,15 @@ class VmmMemoryPool:
     def _zero_words(self) -> None:
         """CTL-3: once, here, and never again: a zeroed word would make an old generation look new."""
         stream = self._publisher.publish_stream
-        calls.fill_bytes(self._address, 0, self._layout.data_start, stream.handle)
-        stream.synchronize(self._timeout)
+        try:
+            calls.fill_bytes(self._address, 0, self._layout.data_start, stream.handle)
+            stream.synchronize(self._timeout)
+        except BaseException as error:
+            # LIFE-4: the fill may be queued all the same, and unmapping would not wait for it.
+            ended = Unwind()
+            ended.push(lambda: stream.synchronize(self._timeout))
+            ended.run(cause=error)
+            raise
 
     def _export(self, nonce: bytes) -> None:
         self._broker: DescriptorBroker | None = None
@@ -346,7 +353,7 @@ class VmmMemoryPool:
     def synchronize(self) -> None:
         """Wait for everything that the producer has queued so far: copies, ready and retire stores."""
         with self._life:
-            self._publisher.synchronize()
+            self._publisher.synchronize(self._timeout)
 
     # ---- figures
 
@@ -354,6 +361,11 @@ class VmmMemoryPool:
         """What is free, leased and retired, and how far the generations are; also after the pool has ended."""
         overdue = self._clock() - self._lease_deadline if self._lease_deadline is not None else float("-inf")
         return PoolStats(*self._book.snapshot(overdue), self.usable_size)
+
+    @property
+    def changes(self) -> int:
+        """How often leases, ranges or slots have changed; equal numbers mean equal `stats`, but for late leases."""
+        return self._book.changes
 
     @property
     def usable_size(self) -> int:
@@ -405,31 +417,37 @@ class VmmMemoryPool:
         pool's `wait_timeout`; at its end WaitTimeout says what is outstanding, and nothing has been unmapped.
         """
         patience = self._timeout if timeout is None else timeout
+        deadline = time.monotonic() + patience
         if not self._life.begin_close(patience):
             return
         closed = False
         try:
-            self._drain(patience)
-            self._unwind.run()
+            self._drain(deadline)
+            # Also when the driver refuses to take something back: it is not asked twice (HND-1).
             closed = True
+            self._unwind.run()
         finally:
             self._life.end_close(closed)
 
-    def _drain(self, timeout_seconds: float) -> None:
-        """Wait for all that could still touch the memory; after this it may be unmapped."""
-        if self._recycler_thread is not None and self._recycler_thread.stop(timeout_seconds):
+    def _drain(self, deadline: float) -> None:
+        """Wait for all that could still touch the memory, until `deadline`; after this it may be unmapped."""
+
+        def left() -> float:
+            return max(0.0, deadline - time.monotonic())
+
+        if self._recycler_thread is not None and self._recycler_thread.stop(left()):
             self._recycler_thread = None
-        self._life.wait_until_empty(timeout_seconds)
+        self._life.wait_until_empty(left())
         if self._life.failure is not None:
             # LIFE-3: no lease is touched any more, and what the device does not answer is not waited for twice.
             with self._device, contextlib.suppress(VmmRefError):
-                self._publisher.synchronize()
+                self._publisher.synchronize(left())
             return
         with self._device:
-            for holding in self._book.claim_all():
-                self._recycler.retire(holding)
+            self._recycler.retire_all(self._book.claim_all())
+            # LIFE-5: both streams first, and within what is left of the caller's patience; then nothing is waited for.
+            self._publisher.synchronize(left())
             self._recycler.reclaim(wait=True)
-            self._publisher.synchronize()
 
     def __enter__(self) -> VmmMemoryPool:
         return self

@@ -120,8 +120,9 @@ class TensorProxy:
             # Nobody waits for this acknowledgement any more.
             self._done.add(rank)
             return
+        reader = owner.rank(rank)
         with owner.device:
-            owner.rank(rank).release(self.lease)
+            reader.release(self.lease)
         self._done.add(rank)
 
     def acknowledge_consumption(

@@ -175,10 +175,10 @@ class Publisher:
             self._life.fail(error)
             raise
 
-    def synchronize(self) -> None:
-        """Wait for everything queued on both streams."""
-        self.publish_stream.synchronize(self._timeout_seconds)
-        self.retire_stream.synchronize(self._timeout_seconds)
+    def synchronize(self, timeout_seconds: float) -> None:
+        """Wait for everything queued on both streams; raises WaitTimeout when one of them takes longer."""
+        self.publish_stream.synchronize(timeout_seconds)
+        self.retire_stream.synchronize(timeout_seconds)
 
     def close(self) -> None:
         """Destroy both streams."""

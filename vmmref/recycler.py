@@ -83,6 +83,11 @@ class Recycler:
         (REC-3). On failure the leases whose retire store could not be queued are active again.
         """
         claimed = self._book.claim_where(look.all_acknowledged)
+        self.retire_all(claimed)
+        return len(claimed)
+
+    def retire_all(self, claimed: list[Holding]) -> None:
+        """Queue the retire store of each claimed lease; on failure those that were not reached are active again."""
         for number, holding in enumerate(claimed):
             try:
                 self.retire(holding)
@@ -90,7 +95,6 @@ class Recycler:
                 for untouched in claimed[number + 1 :]:
                     self._book.unclaim(untouched)
                 raise
-        return len(claimed)
 
     def retire(self, holding: Holding) -> None:
         """Queue the retire store of a claimed lease and leave its freeing to `reclaim`."""

@@ -32,7 +32,7 @@ class VmmReservation:
         self._unwind = Unwind()
         self._closed = False
         self.address = calls.reserve_address(self.size, self.granularity)
-        self._unwind.push(lambda: calls.free_address(self.address, self.size))
+        self._unwind.push(self._free_address)
 
     def map(self, offset: int, size: int) -> int:
         """Make `size` bytes of memory, map them at `offset` and return the allocation's handle, which stays ours."""
@@ -86,12 +86,20 @@ class VmmReservation:
         self._mapped[offset] = size
         if release is not None:
             self._unwind.push(release)
-        self._unwind.push(lambda: calls.unmap_memory(self.address + offset, size))
+        self._unwind.push(lambda: self._unmap(offset, size))
+
+    def _unmap(self, offset: int, size: int) -> None:
+        calls.unmap_memory(self.address + offset, size)
+        del self._mapped[offset]
+
+    def _free_address(self) -> None:
+        # Addresses that are still mapped must not be freed; whoever closes is told of the unmap that failed.
+        if not self._mapped:
+            calls.free_address(self.address, self.size)
 
     def close(self) -> None:
         """Unmap, release and free everything; a failing step does not keep the others, the first failure is raised."""
         self._closed = True
-        self._mapped.clear()
         self._unwind.run()
 
     def __enter__(self) -> VmmReservation:

@@ -91,7 +91,7 @@ def summary(table: Iterable[Row]) -> dict[str, int]:
 
 
 def exit_status(table: Iterable[Row]) -> int:
-    """0: every rule that the subject supports was exercised and holds; 1: a rule is broken; 2: something could not run."""
+    """0: every rule that the subject supports was exercised and holds; 1: one is broken; 2: one could not run."""
     counted = summary(table)
     if counted["fail"]:
         return EXIT_BROKEN
@@ -164,9 +164,14 @@ def show(console: Console, table: Iterable[Row], failures: Mapping[str, Failure]
     grid.add_column("exercised", justify="right")
     grid.add_column("title, and the reason where it did not pass", overflow="fold")
     for row in listed:
+        if row.state == "not-supported":
+            continue
         reason = "" if row.state in {"pass", "fail"} else f" ({row.reason})"
         grid.add_row(row.id, Text(row.state, STYLES[row.state]), str(row.exercised), Text(row.title + reason))
     console.print(grid)
+    for reason in dict.fromkeys(row.reason for row in listed if row.state == "not-supported"):
+        names = " ".join(row.id for row in listed if row.state == "not-supported" and row.reason == reason)
+        console.print(Text(f"not supported, {reason}: {names}", STYLES["not-supported"]))
 
 
 def select(wanted: str) -> list[Rule]:

@@ -151,7 +151,9 @@ class Episode:
         home = not any(lease is not None for lease in self.state.allocator.held) or self._understands("Recycle")
         if not self._do_all(self._settle()) or not self._do_all(self._take_back()):
             return False
-        self.ended = Ended(self.observed, self.state, home and self.state.life == "open", self._stuck())
+        # A read that failed may have left an acknowledgement that nobody can ask for: then nothing is promised.
+        home = home and self.state.life == "open" and not self.state.doubts
+        self.ended = Ended(self.observed, self.state, home, self._stuck())
         return self._do_all([Shutdown()] if self._understands("Shutdown") else [])
 
     def _stuck(self) -> tuple[str, ...]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 
 from vmmref.conformance.failure import Failure
 from vmmref.conformance.search import Found, Plan, Progress
+from vmmref.conformance.shrink import Budget, shrink
 from vmmref.conformance.subject import Description
 from vmmref.conformance.worker import Described, Ended, GaveUp, Message, Task, Worker, culprit
 from vmmref_models import Operation, Shape
 
 RESTARTS = 3
 """So often a worker is started again after an operation hung or crashed; then the rest of its search is given up."""
+
+CRASHES = 24
+"""So many processes are spent at most on making a sequence shorter that crashes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,8 @@ class Check:
             )
             rule = "LIFE-5" if hung else "ERR-2"
             failure = Failure(rule, Shape(1, 1, 256), (), "every operation comes back", self.result.notes[-1])
+        elif not hung:
+            failure = self._shortened(failure)
         self.result.keep(failure)
         self.restarts += 1
         if self.restarts > RESTARTS:
@@ -181,6 +187,16 @@ class Check:
             machine_seconds=max(0.0, self.plan.machine_seconds - spent),
         )
         return [self._worker((unit.phase,), unit.index + 1, left)]
+
+    def _shortened(self, failure: Failure) -> Failure:
+        """A shorter sequence that crashes a process; each try costs a process of its own, so there are few."""
+
+        def again(shape: Shape, operations: Sequence[Operation]) -> Failure | None:
+            task = Task(self.subject, self.device, self.plan, sequence=(shape, tuple(operations)))
+            found, _ = culprit(task)
+            return found if found is not None and found.rule == failure.rule else None
+
+        return shrink(failure, again, Budget(CRASHES, self.plan.shrink_seconds * 3))
 
     def _count(self) -> None:
         parts = [*self._before, *self._progress.values()]

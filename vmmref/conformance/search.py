@@ -37,8 +37,10 @@ class Plan:
     machine_batches: int | None = None
     least: int = 100
     """The schedule steers until each rule was exercised so often."""
-    shrink_replays: int = 600
+    shrink_replays: int = 1000
     shrink_seconds: float = 6.0
+    hang_seconds: float = 30.0
+    """An operation that has not come back by then never will (LIFE-5): no pool waits that long."""
 
 
 @dataclass(frozen=True, slots=True)

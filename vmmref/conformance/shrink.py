@@ -15,6 +15,7 @@ from vmmref.conformance import payloads
 from vmmref.conformance.failure import Failure
 from vmmref_models.observation import ALIGNMENT, Shape
 from vmmref_models.operations import (
+    Advance,
     Cancel,
     Claim,
     Collect,
@@ -29,6 +30,7 @@ from vmmref_models.operations import (
     Read,
     Reclaim,
     Recycle,
+    Release,
     Revoke,
     Wrap,
 )
@@ -36,6 +38,7 @@ from vmmref_models.operations import (
 Replay = Callable[[Shape, Sequence[Operation]], Failure | None]
 """Do operations on a fresh pool; the failure of the rule in question, or None where it is not broken."""
 
+CONSUMING = (Deliver, Read, Fetch, Collect, Release, Advance)
 PAIRS_UP_TO = 14
 """Sequences up to this length are also tried with every two operations left out."""
 
@@ -101,9 +104,10 @@ class _Shrinker:
 
     def run(self) -> Failure:
         passes = (
-            self._drop_leases,
             self._drop_chunks,
+            self._drop_leases,
             self._merge,
+            self._shortcut,
             self._smaller_pool,
             self._plainer,
             self._drop_pairs,
@@ -119,7 +123,8 @@ class _Shrinker:
     def _try(self, shape: Shape, operations: Sequence[Operation]) -> bool:
         """Replay a candidate; keep it where it is simpler than the best so far and breaks the same rule."""
         candidate = tuple(operations)
-        if (shape, candidate) in self.tried or cost(shape, candidate) >= cost(self.best.shape, self.best.operations):
+        simpler = cost(shape, candidate) < cost(self.best.shape, self.best.operations)
+        if (shape, candidate) in self.tried or not (simpler or shape.issued):
             return False
         self.tried.add((shape, candidate))
         if not self.budget.spend():
@@ -173,8 +178,20 @@ class _Shrinker:
         """Say in one operation what two or three parts say."""
         return any(self._try(self.best.shape, candidate) for candidate in _merged(self.best.operations))
 
+    def _shortcut(self) -> bool:
+        """Let the producer cancel a lease instead of consumers reading it and a pass taking it back."""
+        return any(self._try(self.best.shape, candidate) for candidate in _cancelling(self.best.operations))
+
     def _smaller_pool(self) -> bool:
-        return any(self._try(shape, self.best.operations) for shape in _smaller(self.best.shape))
+        """Fewer slots, ranks and bytes, also together with fewer readers; generations preset all to their end, or none."""
+        operations = self.best.operations
+        unread = [operation for operation in operations if not isinstance(operation, CONSUMING)]
+        fewer = [operation for operation in operations if not (isinstance(operation, Deliver) and operation.rank)]
+        return any(
+            self._try(shape, candidate)
+            for shape in _smaller(self.best.shape)
+            for candidate in (operations, fewer, unread)
+        )
 
     def _plainer(self) -> bool:
         improved = False
@@ -231,9 +248,25 @@ def _merged(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]
             yield (*looks, Recycle(), *(o for o in rest if not isinstance(o, Look | Claim | Reclaim)))
 
 
+def _cancelling(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
+    owners = _lease_tokens(operations)
+    for index, operation in enumerate(operations):
+        if not isinstance(operation, Recycle | Claim | Reclaim):
+            continue
+        for token in dict.fromkeys(owners.values()):
+            for wait in (True, False):
+                before = (o for i, o in enumerate(operations[:index]) if owners.get(i) != token or _publishes(o))
+                yield (*before, Cancel(token, wait), *operations[index + 1 :])
+
+
+def _publishes(operation: Operation) -> bool:
+    return isinstance(operation, Publish | Wrap | Dispatch)
+
+
 def _smaller(shape: Shape) -> Iterator[Shape]:
     if any(shape.issued):
         yield replace(shape, issued=())
+        yield replace(shape, issued=(shape.generation_limit,) * shape.slots)
     for slots in range(1, shape.slots):
         yield replace(shape, slots=slots, issued=shape.issued[:slots])
     for consumers in range(1, shape.consumers):

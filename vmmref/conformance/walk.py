@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vmmref.conformance.draw import Drawer
@@ -45,27 +45,32 @@ class Unit:
 
 
 class Schedule:
-    """Which flavour comes next: all in turn, and every other time the one that rarely exercised rules need most."""
+    """Which flavour comes next: all in turn, and every other time the one that the least exercised rule needs most."""
 
     def __init__(self, flavours: tuple[Flavour, ...], least: int) -> None:
         self.flavours = flavours
         self.least = least
-        self.gains: dict[str, dict[str, int]] = {flavour.name: {} for flavour in flavours}
+        self.gains: dict[str, dict[str, int]] = {}
+        """By rule and flavour, how often episodes of that flavour exercised it."""
+        self.episodes: dict[str, int] = {}
 
     def choose(self, index: int, exercised: Mapping[str, int]) -> Flavour:
         """The flavour of episode `index`, given how often each rule was exercised so far."""
         turn, steered = divmod(index, 2)
-        needy = [rule for rule, count in exercised.items() if count < self.least]
-        if not steered or not needy or turn < len(self.flavours):
-            return self.flavours[(turn if needy else index) % len(self.flavours)]
-        return max(self.flavours, key=lambda flavour: sum(self.gains[flavour.name].get(rule, 0) > 0 for rule in needy))
+        in_turn = self.flavours[turn % len(self.flavours)]
+        rarest = min(exercised, key=lambda rule: exercised[rule], default=None)
+        if not steered or rarest is None or exercised[rarest] >= self.least:
+            return in_turn
+        gains = self.gains.get(rarest)
+        if not gains:
+            return self.flavours[index % len(self.flavours)]
+        best = max(gains, key=lambda name: gains[name] / self.episodes[name])
+        return next(flavour for flavour in self.flavours if flavour.name == best)
 
     def learn(self, flavour: Flavour, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         """Remember which rules an episode of a flavour exercised."""
-        gains = self.gains[flavour.name]
+        self.episodes[flavour.name] = self.episodes.get(flavour.name, 0) + 1
         for rule, count in after.items():
             if count > before.get(rule, 0):
-                gains[rule] = gains.get(rule, 0) + count - before.get(rule, 0)
-
-
-Stop = Callable[[], bool]
+                gains = self.gains.setdefault(rule, {})
+                gains[flavour.name] = gains.get(flavour.name, 0) + count - before.get(rule, 0)

@@ -17,8 +17,6 @@ from vmmref.conformance.search import CannotRun, Found, Plan, Progress, Search, 
 from vmmref.conformance.subject import Description
 from vmmref_models import Operation, Shape
 
-HANG_SECONDS = 30.0
-"""An operation that has not come back by then never will (LIFE-5): no wait of a pool is that long."""
 START_SECONDS = 120.0
 """Time for a worker to import torch, open the driver and describe its subject."""
 
@@ -132,7 +130,7 @@ class Worker:
     @property
     def silent(self) -> bool:
         """Whether it has said nothing for longer than any operation may take."""
-        return time.monotonic() - self.heard > (HANG_SECONDS if self.described else START_SECONDS)
+        return time.monotonic() - self.heard > (self.task.plan.hang_seconds if self.described else START_SECONDS)
 
     def stop(self) -> None:
         """End the process, whatever it is doing."""
@@ -176,7 +174,7 @@ def culprit(task: Task) -> tuple[Failure | None, str]:
             elif not isinstance(message, Described | Progress | Found | Started):
                 operations.append(message)
         elif worker.silent:
-            end = f"did not come back within {HANG_SECONDS:.0f} s"
+            end = f"did not come back within {task.plan.hang_seconds:g} s"
     worker.stop()
     if shape is None:
         return None, end

@@ -9,6 +9,7 @@ from typing import Any
 
 from vmmref.driver import calls
 from vmmref.errors import ArgumentError, UnsupportedError
+from vmmref.forks import fork_count, refuse_after_fork
 from vmmref_models.reasons import Reason
 
 _NAME = re.compile(r"(sim|cuda)(?::(\d{1,4}))?\Z")
@@ -22,10 +23,21 @@ def parse_device(name: str) -> tuple[str, int]:
     return match[1], int(match[2] or 0)
 
 
+_forks_at_start: int | None = None
+"""How often the process had been forked when it first spoke to a driver; None before that."""
+
+
 def _bind_driver(kind: str) -> None:
-    """Make sure that this process speaks to the driver of `kind`: symbols are bound once and cannot be mixed."""
+    """Make sure that this process speaks to the driver of `kind`: symbols are bound once and cannot be mixed.
+
+    Raises ForkError in a fork of a process that has spoken to a driver.
+    """
     from vmmref import simcuda
 
+    global _forks_at_start
+    if _forks_at_start is None:
+        _forks_at_start = fork_count()
+    refuse_after_fork(_forks_at_start, "the state of the CUDA driver")
     if kind == "sim":
         if simcuda.loaded() is None:
             simcuda.load()

@@ -60,12 +60,13 @@ def load(
     """Load the simulated driver into this process, or reconfigure the one that is loaded.
 
     A setting left out keeps its value; the first load starts from the environment (VMMSIM_DEVICES and so on) or from
-    these: mode "threads", 1 device of 4 GiB, granularity 2 MiB, driver version 13000, strict, quarantine of 64 GiB of
+    these: mode "threads", 1 device of 4 GiB, granularity 2 MiB, driver version 13000, strict, quarantine of 16 GiB of
     addresses, no time limit, handle types POSIX_FILE_DESCRIPTOR | FABRIC, waits on imported memory allowed.
 
     ``memory_bytes`` is that of each device. Devices that have a context or memory cannot go, granularity changes only
-    while nothing exists, driver_version only before the first driver call. ``quarantine`` may be the number of bytes of addresses to keep. ``time_limit_seconds`` (0:
-    none) is for synchronising calls in threads mode, which then answer CUDA_ERROR_LAUNCH_TIMEOUT.
+    while nothing exists, driver_version only before the first driver call. ``quarantine`` may be the number of bytes of
+    addresses to keep. ``time_limit_seconds`` (0: none) is for synchronising calls in threads mode, which then answer
+    CUDA_ERROR_LAUNCH_TIMEOUT.
 
     Raises: ValueError for a bad value, SimulatorLoadError when another driver is in the process, SimulatorBuildError
     when the library must be compiled and cannot be, SimulatorError when a setting cannot change now.

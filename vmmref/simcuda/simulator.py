@@ -12,7 +12,7 @@ from typing import SupportsInt
 from vmmref.simcuda.native import BLOCKED, EMPTY, INVALID, RAN, Native, Option, PieceInfo, UsageCounts
 
 CUDA_SUCCESS = 0
-QUARANTINE_BYTES = 64 << 30
+QUARANTINE_BYTES = 16 << 30
 """Addresses kept by quarantine=True: far more than a test reserves, far less than the address space."""
 
 _MODES = ("threads", "stepping")

@@ -39,7 +39,7 @@ def make(device: str = "sim") -> ReferenceSubject:
 
 
 def make_as_on_hardware(device: str = "sim") -> ReferenceSubject:
-    """The same pool with what hardware lacks left out: a rehearsal of the run on a GPU, where streams run by themselves."""
+    """The same pool less what hardware lacks: a rehearsal of a run on a GPU, where streams run by themselves."""
     return ReferenceSubject(device, stepping=False)
 
 
@@ -116,6 +116,8 @@ class ReferenceSession:
         self._copies: dict[int, tuple[TensorProxy, int]] = {}
         self._readers: dict[int, Reconstruction] = {}
         self._looks: dict[int, PoolLook] = {}
+        self._last: Observation | None = None
+        self._seen: tuple[str, int, bytes] = ("", -1, b"")
         self._surroundings = contextlib.ExitStack()
         with self._surroundings:
             self._surroundings.enter_context(streams.progress(_drain if stepping else None))
@@ -280,8 +282,10 @@ class ReferenceSession:
     def _advance(self, operation: op.Advance) -> Outcome:
         assert self._simulator is not None, "Advance is declared for the simulator only"
         handle = self._stream(operation.stream)
-        if handle:
-            self._simulator.step_memory(handle)
+        if handle and self._simulator.step_memory_raw(handle) == simcuda.BLOCKED:
+            # LIV-2: by the protocol it could run now, and nobody else is told that it cannot.
+            message = f"the {operation.stream} stream is stuck: {self._simulator.peek(handle)}"
+            return Outcome("failed", Reason.TIMED_OUT, message=message)
         return DONE
 
     def _stream(self, name: str) -> int:
@@ -336,31 +340,41 @@ class ReferenceSession:
     # ---- looking
 
     def observe(self) -> Observation:
-        """The pool's own book, and the words as they lie in memory."""
-        book = self.pool.stats()
-        life = self.pool.life
-        return Observation(
-            life=life,
-            free_ranges=book.free_ranges,
-            leases=tuple([_view(lease) for lease in book.leases]),
-            retiring=book.retiring_slots,
-            free_slots=book.free_slots,
-            retired_slots=book.retired_slots,
-            generations=book.generations,
-            words=self._words() if life == "open" or (life == "failed" and self._simulator is not None) else None,
-            generations_left=book.generations_left,
+        """The pool's own book, and the words as they lie in memory; the same object again while nothing changes."""
+        life, changes, raw = self.pool.life, self.pool.changes, b""
+        if life == "open" or (life == "failed" and self._simulator is not None):
+            raw = self._control_bytes()
+        last, seen = self._last, (life, changes, raw)
+        if last is not None and seen == self._seen:
+            return last
+        if last is None or changes != self._seen[1]:
+            self._book = self.pool.stats()
+            self._leases_seen = tuple([_view(lease) for lease in self._book.leases])
+        book = self._book
+        self._last = Observation(
+            life,
+            book.free_ranges,
+            self._leases_seen,
+            book.retiring_slots,
+            book.free_slots,
+            book.retired_slots,
+            book.generations,
+            last.words if last is not None and raw == self._seen[2] else self._words(raw),
+            book.generations_left,
         )
+        self._seen = seen
+        return self._last
 
-    def _words(self) -> tuple[tuple[int, ...], ...]:
-        shape = self._shape
-        data = self._control_bytes(self.pool.address, shape.control_bytes)
-        words = memoryview(data).cast("I" if shape.word_bytes == 4 else "Q").tolist()
-        stride = 1 + shape.consumers
-        return tuple([tuple(words[first : first + stride]) for first in range(0, len(words), stride)])
+    def _words(self, raw: bytes) -> tuple[tuple[int, ...], ...] | None:
+        if not raw:
+            return None
+        words = iter(memoryview(raw).cast("I" if self._shape.word_bytes == 4 else "Q").tolist())
+        # One iterator, as often as a slot has words: each tuple takes the next so many.
+        return tuple(zip(*[words] * (1 + self._shape.consumers), strict=True))
 
-    def _control_bytes(self, address: int, size: int) -> bytes:
+    def _control_bytes(self) -> bytes:
         if self._simulator is not None:
-            return self._simulator.read_bytes(address, size)
+            return self._simulator.read_bytes(self.pool.address, self._shape.control_bytes)
         return self.pool.look().raw
 
     def close(self) -> Leftovers | None:

@@ -10,52 +10,74 @@ static void *pointer(uint64_t address) { return (void *)(uintptr_t)address; }
 
 /* ---- Addresses ---- */
 
-/* Addresses without access, aligned; 0 when there are none. */
-static uint64_t addresses_find(uint64_t size, uint64_t alignment, uint64_t hint)
+/*
+ * Addresses are taken one behind the other from large arenas, with a gap that nothing is ever mapped in. So an overrun
+ * does not reach the neighbour, and addresses in quarantine lie side by side, which the kernel keeps as one entry.
+ */
+enum { LARGEST_ARENA_SHIFT = 36, SMALLEST_ARENA_SHIFT = 24 };
+
+static uint64_t arena_next, arena_end;
+static Span *oldest, *youngest; /* quarantine */
+static uint64_t quarantined_bytes;
+
+static const int no_access = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+static bool arena_new(uint64_t least)
 {
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    for (int shift = LARGEST_ARENA_SHIFT; shift >= SMALLEST_ARENA_SHIFT; shift--) {
+        uint64_t size = 1ull << shift > least ? 1ull << shift : least;
+        void *arena = mmap(NULL, size, PROT_NONE, no_access, -1, 0);
+        if (arena == MAP_FAILED) continue; /* the process may be limited in addresses */
+        arena_next = (uint64_t)(uintptr_t)arena;
+        arena_end = arena_next + size;
+        return true;
+    }
+    return false;
+}
+
+static uint64_t align_up(uint64_t address, uint64_t alignment) { return (address + alignment - 1) & ~(alignment - 1); }
+
+static uint64_t arena_take(uint64_t size, uint64_t alignment)
+{
+    uint64_t base = align_up(arena_next, alignment);
+    if (base + size + alignment > arena_end) {
+        if (!arena_new(size + 2 * alignment)) return 0;
+        base = align_up(arena_next, alignment);
+    }
+    arena_next = base + size + alignment;
+    return base;
+}
+
+/* Addresses without access, aligned; 0 when there are none. */
+static uint64_t addresses_find(uint64_t size, uint64_t alignment, uint64_t hint, uint64_t *gap)
+{
+    *gap = 0;
     if (hint != 0 && hint % alignment == 0) {
-        void *wanted = mmap(pointer(hint), size, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
+        void *wanted = mmap(pointer(hint), size, PROT_NONE, no_access | MAP_FIXED_NOREPLACE, -1, 0);
         if (wanted == pointer(hint)) return hint;
         if (wanted != MAP_FAILED) munmap(wanted, size);
     }
-    void *found = mmap(NULL, size + alignment, PROT_NONE, flags, -1, 0);
-    if (found == MAP_FAILED) return 0;
-    uint64_t first = (uint64_t)(uintptr_t)found, end = first + size + alignment;
-    uint64_t base = (first + alignment - 1) & ~(alignment - 1);
-    if (base > first) munmap(found, base - first);
-    if (end > base + size) munmap(pointer(base + size), end - base - size);
-    return base;
+    *gap = alignment;
+    return arena_take(size, alignment);
 }
 
 uint64_t address_reserve(uint64_t size, uint64_t alignment, uint64_t hint, SpanKind kind)
 {
     Span *space = malloc(sizeof *space);
     if (!space) return 0;
-    uint64_t base = addresses_find(size, alignment, hint);
-    *space = (Span){.base = base, .size = size, .kind = kind};
+    uint64_t gap, base = addresses_find(size, alignment, hint, &gap);
+    *space = (Span){.base = base, .size = size, .kind = kind, .gap = gap};
     if (base != 0 && span_insert(&sim.spaces, space)) return base;
-    if (base != 0) munmap(pointer(base), size);
+    if (base != 0) munmap(pointer(base), size + gap);
     free(space);
     return 0;
 }
 
 static void space_forget(Span *space)
 {
-    if (space->kind == SPAN_QUARANTINED) sim.quarantined_bytes -= space->size;
-    munmap(pointer(space->base), space->size);
+    munmap(pointer(space->base), space->size + space->gap);
     span_remove(&sim.spaces, space);
     free(space);
-}
-
-static Span *oldest_quarantined(void)
-{
-    Span *oldest = NULL;
-    for (size_t i = 0; i < sim.spaces.count; i++) {
-        Span *space = sim.spaces.items[i];
-        if (space->kind == SPAN_QUARANTINED && (!oldest || space->age < oldest->age)) oldest = space;
-    }
-    return oldest;
 }
 
 void address_give_back(Span *space)
@@ -65,9 +87,15 @@ void address_give_back(Span *space)
         return;
     }
     space->kind = SPAN_QUARANTINED;
-    space->age = sim.next_age++;
-    sim.quarantined_bytes += space->size;
-    while (sim.quarantined_bytes > setting(VMMSIM_QUARANTINE_BYTES)) space_forget(oldest_quarantined());
+    *(oldest ? &youngest->younger : &oldest) = space;
+    youngest = space;
+    quarantined_bytes += space->size;
+    while (quarantined_bytes > setting(VMMSIM_QUARANTINE_BYTES)) {
+        Span *leaving = oldest;
+        oldest = leaving->younger;
+        quarantined_bytes -= leaving->size;
+        space_forget(leaving);
+    }
 }
 
 EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint,
@@ -149,7 +177,7 @@ void mapping_remove(Mapping *mapping)
 {
     Span span = mapping->span;
     span_remove(&sim.memory, &mapping->span);
-    mmap(pointer(span.base), span.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    mmap(pointer(span.base), span.size, PROT_NONE, no_access | MAP_FIXED, -1, 0);
     handle_unmapped(mapping->handle);
     free(mapping);
 }
@@ -328,13 +356,10 @@ void memory_reset(void)
         else
             mapping_remove((Mapping *)span);
     }
-    /* Giving back may forget the oldest of the quarantine, so look again from the start after each. */
-    for (size_t i = 0; i < sim.spaces.count;) {
-        if (sim.spaces.items[i]->kind == SPAN_QUARANTINED) {
-            i++;
-            continue;
+    /* Giving back may also forget the oldest of the quarantine, so look again from the start after each. */
+    for (size_t i = 0; i < sim.spaces.count; i++)
+        if (sim.spaces.items[i]->kind != SPAN_QUARANTINED) {
+            address_give_back(sim.spaces.items[i]);
+            i = (size_t)-1;
         }
-        address_give_back(sim.spaces.items[i]);
-        i = 0;
-    }
 }

@@ -63,10 +63,11 @@ typedef enum {
     SPAN_PINNED       /* pinned host memory */
 } SpanKind;
 
-typedef struct {
+typedef struct Span {
     uint64_t base, size;
     SpanKind kind;
-    uint64_t age; /* quarantine: lower was given back earlier */
+    uint64_t gap;         /* addresses behind it that belong to it and stay empty */
+    struct Span *younger; /* quarantine: the one given back next */
 } Span;
 
 typedef struct {
@@ -174,8 +175,7 @@ typedef struct {
     unsigned waiters;        /* threads waiting for progress */
     bool initialised, resolved;
     uint64_t settings[VMMSIM_OPTION_COUNT];
-    uint64_t next_id, next_order, next_age;
-    uint64_t quarantined_bytes;
+    uint64_t next_id, next_order;
     Map handles, streams, events;
     SpanTable spaces; /* reserved, plain and quarantined addresses */
     SpanTable memory; /* mappings and pinned memory */

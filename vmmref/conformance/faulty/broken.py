@@ -1,0 +1,90 @@
+"""What a pool broken on purpose is: the reference pool with one part replaced by a broken kind of it.
+
+A broken part is a subclass with one step overridden; `broken("RNG-3")` enters it into the catalogue. Its base class
+says where it goes, its name and docstring are the pool's name and sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from vmmref.book import LeaseBook
+from vmmref.conformance.subject import Description
+from vmmref.conformance.subjects.reference import ReferenceSubject
+from vmmref.imports import RankReader
+from vmmref.life import Life
+from vmmref.pool import VmmMemoryPool
+from vmmref.proxy import TensorProxy
+from vmmref.publisher import Publisher
+from vmmref.ranges import FreeRanges
+from vmmref.recycler import Look, Recycler
+from vmmref.slots import Slots
+
+Part = TypeVar("Part")
+
+CATALOGUE: dict[str, FaultyPool] = {}
+"""Every broken pool by name, in the order of the files that define them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyPool:
+    """A pool broken on purpose; calling it makes the subject, as any factory of `vmmref check --subject` does."""
+
+    name: str
+    rule: str
+    """The rule that it must be caught by."""
+    sentence: str
+    """What is broken, and what comes of it."""
+    seen: str
+    """The protocol of specs/protocols-that-fail.md that makes this mistake; "" where none does."""
+    part: type
+
+    def __call__(self, device: str = "sim") -> FaultySubject:
+        """The subject on one device; raises VmmRefError where there is no such device."""
+        return FaultySubject(device, self)
+
+
+class FaultySubject(ReferenceSubject):
+    """The reference pool with one broken part."""
+
+    def __init__(self, device: str, pool: FaultyPool) -> None:
+        super().__init__(device, pool_with(pool.part), chosen(RankReader, pool.part))
+        self._name = f"reference pool, broken: {pool.name}"
+
+    def describe(self) -> Description:
+        """As the reference pool, under a name that says what is broken."""
+        return replace(super().describe(), name=self._name)
+
+
+def broken(rule: str, seen: str = "") -> Callable[[type[Part]], type[Part]]:
+    """Enter a broken part into the catalogue, to be caught by `rule`."""
+
+    def enter(part: type[Part]) -> type[Part]:
+        name = re.sub(r"(?<!^)(?=[A-Z])", "-", part.__name__).lower()
+        if name in CATALOGUE:
+            raise ValueError(f"there are two broken pools called {name}")
+        CATALOGUE[name] = FaultyPool(name, rule, " ".join((part.__doc__ or "").split()), seen, part)
+        return part
+
+    return enter
+
+
+def chosen(kind: type[Part], part: type) -> type[Part]:
+    """The class to use for one part of the pool: the broken one where it is of this kind, otherwise the kind itself."""
+    return part if issubclass(part, kind) else kind
+
+
+def pool_with(part: type) -> type[VmmMemoryPool]:
+    """The reference pool with `part` in its place."""
+    book = {"ranges_type": chosen(FreeRanges, part), "slots_type": chosen(Slots, part)}
+    places = {
+        "book_type": type("Book", (chosen(LeaseBook, part),), book),
+        "publisher_type": chosen(Publisher, part),
+        "recycler_type": type("Recycler", (chosen(Recycler, part),), {"look_type": chosen(Look, part)}),
+        "life_type": chosen(Life, part),
+        "proxy_type": chosen(TensorProxy, part),
+    }
+    return type("Pool", (chosen(VmmMemoryPool, part),), places)
