@@ -168,13 +168,15 @@ class LeaseBook:
             return holding
 
     def claim_where(self, finished: Callable[[Holding], bool]) -> list[Holding]:
-        """Claim every dispatched active lease for which `finished` is true, by slot in the order of leasing."""
+        """Claim every dispatched active lease for which `finished` is true, by slot."""
         with self._lock:
             claimed = [
                 holding
                 for holding in self._holdings.values()
                 if holding.dispatched and holding.phase is Phase.ACTIVE and finished(holding)
             ]
+            # Retired in an order that anybody can tell: it shows in the control words.
+            claimed.sort(key=lambda holding: holding.lease.slot)
             for holding in claimed:
                 holding.phase = Phase.RETIRING
             self.changes += len(claimed)

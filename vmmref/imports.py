@@ -11,7 +11,7 @@ from vmmref.broker import request_descriptor
 from vmmref.driver import calls, streams
 from vmmref.driver.device import Device
 from vmmref.driver.streams import Stream
-from vmmref.errors import AlreadyReleased, BrokerError, ProducerGone, StaleLease
+from vmmref.errors import AlreadyReleased, BrokerError, DriverError, ProducerGone, StaleLease
 from vmmref.forks import fork_count, refuse_after_fork
 from vmmref.handles import HandleType
 from vmmref.layout import live_word
@@ -339,8 +339,10 @@ class ImportTable:
             raise ProducerGone(Reason.PRODUCER_GONE, "REAP-3", "the pool of this proxy has been shut down")
         try:
             return PoolImport(card, device_name, self._tables.setdefault(card.nonce, {}))
-        except BrokerError as error:
-            if not producer_is_gone(card):
+        except (BrokerError, DriverError) as error:
+            # A dead producer answers no broker, and its FABRIC handle cannot be imported any more.
+            refused = isinstance(error, BrokerError) or error.call == "cuMemImportFromShareableHandle"
+            if not refused or not producer_is_gone(card):
                 raise
             message = f"producer process {card.producer_pid} does not exist any more"
             raise ProducerGone(Reason.PRODUCER_GONE, "REAP-3", message) from error

@@ -218,9 +218,9 @@ class VmmMemoryPool:
             descriptor = export_descriptor(self._handle)
             self._unwind.push(lambda: os.close(descriptor))
             self._descriptor = descriptor
-            self._broker = DescriptorBroker(descriptor, self.transport_name)
-            self._unwind.push(lambda: self._broker and self._broker.close(self._timeout))
-            locator = self._broker.locator
+            self._broker = broker = DescriptorBroker(descriptor, self.transport_name)
+            self._unwind.push(lambda: broker.close(self._timeout))
+            locator = broker.locator
         self._card = PoolCard(
             nonce, self.transport_name, os.getpid(), self._memory_size, self._data_end, self._layout.slots,
             self._layout.consumers, self._layout.word_bytes, self.handle_type, locator, self._device.name,
@@ -438,15 +438,19 @@ class VmmMemoryPool:
         if self._recycler_thread is not None and self._recycler_thread.stop(left()):
             self._recycler_thread = None
         self._life.wait_until_empty(left())
-        if self._life.failure is not None:
-            # LIFE-3: no lease is touched any more, and what the device does not answer is not waited for twice.
-            with self._device, contextlib.suppress(VmmRefError):
-                self._publisher.synchronize(left())
-            return
+        # The look stream too: a pass that failed may have left its snapshot queued.
+        streams = (self._publisher.publish_stream, self._publisher.retire_stream, self._recycler.look_stream)
         with self._device:
+            if self._life.failure is not None:
+                # LIFE-3: no lease is touched any more, and what the device does not answer is not waited for twice.
+                for stream in streams:
+                    with contextlib.suppress(VmmRefError):
+                        stream.synchronize(left())
+                return
             self._recycler.retire_all(self._book.claim_all())
-            # LIFE-5: both streams first, and within what is left of the caller's patience; then nothing is waited for.
-            self._publisher.synchronize(left())
+            # LIFE-5: the streams first, within what is left of the caller's patience; then nothing is waited for.
+            for stream in streams:
+                stream.synchronize(left())
             self._recycler.reclaim(wait=True)
 
     def __enter__(self) -> VmmMemoryPool:

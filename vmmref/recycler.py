@@ -58,8 +58,8 @@ class Recycler:
         self._retiring: deque[Holding] = deque()
         self._unwind = Unwind()
         try:
-            self._stream = Stream("look")
-            self._unwind.push(self._stream.close)
+            self.look_stream = Stream("look")
+            self._unwind.push(self.look_stream.close)
             self._pinned = calls.allocate_pinned(layout.control_bytes)
             self._unwind.push(lambda: calls.free_pinned(self._pinned))
         except BaseException as error:
@@ -70,10 +70,10 @@ class Recycler:
         """Take a snapshot of all words; waits for nothing but its own copy."""
         size = self._layout.control_bytes
         with self._look_lock:
-            calls.copy_to_host(self._pinned, self._address, size, self._stream.handle)
-            event = self._stream.mark()
+            calls.copy_to_host(self._pinned, self._address, size, self.look_stream.handle)
+            event = self.look_stream.mark()
             streams.wait(event, self._timeout_seconds, "the recycler's look at the control words")
-            self._stream.recycle(event)
+            self.look_stream.recycle(event)
             return self.look_type(self._layout, ctypes.string_at(self._pinned, size))
 
     def claim(self, look: Look) -> int:

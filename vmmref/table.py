@@ -1,4 +1,4 @@
-"""Which leases a rank of this process has taken part in: what refuses a second copy of a proxy before any device work."""
+"""Which leases a rank of this process has taken part in: what refuses a second copy of a proxy on the host alone."""
 
 from __future__ import annotations
 

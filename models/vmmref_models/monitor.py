@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import TypeAlias, get_args
 
 from vmmref_models.observation import Observation
 from vmmref_models.operations import (
@@ -32,8 +32,23 @@ from vmmref_models.operations import (
     Wrap,
 )
 from vmmref_models.reasons import Reason
-from vmmref_models.rules import REACHABLE, RULES, Broken, Kind, Rule, Run, Step
+from vmmref_models.rules import (
+    BOOKS,
+    EVERY_SIGN,
+    HELD,
+    REACHABLE,
+    RULES,
+    Broken,
+    Kind,
+    Rule,
+    Run,
+    Step,
+    StepPredicate,
+    glance,
+)
 from vmmref_models.state import Policies
+
+_Judge: TypeAlias = tuple[StepPredicate, Rule]
 
 
 class Monitor:
@@ -52,31 +67,39 @@ class Monitor:
             name: 0 for name, rule in REACHABLE.items() if set(rule.needs) <= policies.capabilities
         }
         """How often each thing that some run must reach was reached."""
-        self._always = [rule for rule in self.rules if rule.kind is Kind.ALWAYS and rule.predicate is not None]
-        self._steps: dict[type[Operation], list[Rule]] = {
-            operation: [r for r in self.rules if r.kind is Kind.STEP and r.predicate and _applies(r, operation)]
-            for operation in get_args(Operation)
-        }
+        self._always = [(r.predicate, r) for r in self.rules if r.kind is Kind.ALWAYS and r.predicate is not None]
+        self._steps = {operation: self._by_signs(operation) for operation in get_args(Operation)}
         self._targets: dict[type[Operation], list[Rule]] = {
             operation: [r for name, r in REACHABLE.items() if name in self.reached and _applies(r, operation)]
             for operation in get_args(Operation)
         }
-        self._judged: Observation | None = None
+        self._is_new = True
+
+    def _by_signs(self, operation: type[Operation]) -> list[list[_Judge]]:
+        """For every combination of signs the rules that may apply to this operation."""
+        judges = [
+            (rule.predicate, rule)
+            for rule in self.rules
+            if rule.kind is Kind.STEP and rule.predicate is not None and _applies(rule, operation)
+        ]
+        combinations = range(EVERY_SIGN + 1)
+        return [[judge for judge in judges if not judge[1].signs or judge[1].signs & found] for found in combinations]
 
     def start(self) -> None:
-        """Forget the last state: a new pool begins."""
-        self._judged = None
+        """A new pool begins: judge its first state even if nothing changes."""
+        self._is_new = True
 
     def judge(self, step: Step) -> list[tuple[Rule, Broken]]:
         """The rules that this step breaks, in the order of the specification."""
         if isinstance(step.operation, Faulty) and step.outcome.kind != "failed":
             step = replace(step, operation=step.operation.operation)  # The fault came after the operation's last call.
         broken: list[tuple[Rule, Broken]] = []
-        if self._judged is None or not _same_bookkeeping(self._judged, step.after):
+        found, operation = glance(step), type(step.operation)
+        if found & BOOKS or self._is_new:
             self._judge_by(self._always, step, broken)
-            self._judged = step.after
-        self._judge_by(self._steps[type(step.operation)], step, broken)
-        for target in self._targets[type(step.operation)]:
+            self._is_new = False
+        self._judge_by(self._steps[operation][found], step, broken)
+        for target in self._targets[operation]:
             if target.predicate is not None and target.predicate(step) is not None:
                 self.reached[target.id] += 1
         if len(broken) > 1:
@@ -84,13 +107,14 @@ class Monitor:
             broken.sort(key=lambda found: order.index(found[0].id))
         return broken
 
-    def _judge_by(self, rules: list[Rule], step: Step, broken: list[tuple[Rule, Broken]]) -> None:
-        for rule in rules:
-            verdict = rule.predicate(step) if rule.predicate is not None else None
+    def _judge_by(self, judges: list[_Judge], step: Step, broken: list[tuple[Rule, Broken]]) -> None:
+        exercised = self.exercised
+        for predicate, rule in judges:
+            verdict = predicate(step)
             if verdict is None:
                 continue
-            self.exercised[rule.id] += 1
-            if isinstance(verdict, Broken):
+            exercised[rule.id] += 1
+            if verdict is not HELD and isinstance(verdict, Broken):
                 broken.append((rule, verdict))
 
     def finish(self, run: Run) -> list[tuple[Rule, Broken]]:
@@ -115,20 +139,6 @@ def judges(rule: Rule, policies: Policies) -> bool:
 
 def _applies(rule: Rule, operation: type[Operation]) -> bool:
     return not rule.on or operation in rule.on
-
-
-def _same_bookkeeping(one: Observation, other: Observation) -> bool:
-    """Whether two looks show the same ranges, leases, slots and generations; words do not matter."""
-    return one is other or (
-        one.free_ranges == other.free_ranges
-        and one.leases == other.leases
-        and one.retiring == other.retiring
-        and one.free_slots == other.free_slots
-        and one.retired_slots == other.retired_slots
-        and one.generations == other.generations
-        and one.generations_left == other.generations_left
-        and one.life == other.life
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +212,8 @@ def difference(
 
 def _outcome_difference(operation: Operation, expected: Outcome, got: Outcome) -> Difference | None:
     if (expected.kind, expected.reason) != (got.kind, got.reason):
+        if isinstance(operation, Advance):
+            return Difference("LIV-2", "answer", _answer(expected), _answer(got))
         rule = _RULE_OF_OUTCOME.get(type(operation), "ERR-2")
         for reason in (got.reason, expected.reason):  # The answer that was due decides, if it has a rule of its own.
             rule = _RULE_OF_REASON.get(reason, rule) if reason is not None else rule
@@ -216,7 +228,9 @@ def _outcome_difference(operation: Operation, expected: Outcome, got: Outcome) -
 
 
 def _sharper(name: str, rule: str, expected: Outcome, got: Outcome) -> str:
-    """Which rule a wrong lease breaks: by its first wrong field."""
+    """Which rule a wrong lease breaks, by its first wrong field; a lease that was not taken back: LIV-1."""
+    if name == "count" and (expected.count or 0) > (got.count or 0):
+        return "LIV-1"
     if name != "lease" or expected.lease is None or got.lease is None:
         return rule
     for field, broken in (("slot", "SLOT-3"), ("generation", "GEN-1"), ("start", "RNG-3"), ("end", "RNG-2")):

@@ -194,7 +194,11 @@ class Construct:
 
 @dataclass(frozen=True, slots=True)
 class Faulty:
-    """Do `operation` while its `call`-th driver call (1-based) fails. Needs the capability "faults"."""
+    """Do `operation` while its `call`-th driver call (1-based) fails. Needs the capability "faults".
+
+    Enabled while no stream has queued work; when the operation fails, what it has queued itself ends before it returns.
+    So nobody has to guess how far queued work had got.
+    """
 
     operation: Publish | Wrap | Read | Fetch | Recycle | Cancel | Construct
     call: int
@@ -254,7 +258,9 @@ class Outcome:
     cached: bool = False
     """Of Read and Fetch: answered from the proxy's own cache; no pool read, no acknowledgement."""
     count: int | None = None
-    """Of Recycle, Reclaim and Claim: how many leases were freed (Claim: claimed)."""
+    """Of Recycle, Reclaim and Claim: how many leases were freed (Claim: claimed). Of a failed Faulty(Read | Fetch): 1
+    when the rank had entered the lease in its table, so that its acknowledgement is queued (CON-4), 0 when the failure
+    came before."""
     leftovers: int | None = None
     """Of Construct, also inside Faulty: handles, mappings, reservations, descriptors, streams, events left behind."""
     message: str = ""

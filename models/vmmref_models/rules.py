@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 from typing import Final, TypeAlias
 
 from vmmref_models.observation import Observation, Shape
@@ -29,6 +28,44 @@ class Kind(StrEnum):
     """Some run must reach it, else the runs prove little."""
     WHOLE_RUN = "whole-run"
     """Once, after a pool has ended."""
+
+
+WORDS: Final = 1
+"""Sign of a step: a control word changed."""
+BOOKS: Final = 2
+"""Sign of a step: ranges, leases, slots, generations or life changed."""
+GRANT: Final = 4
+"""Sign of a step: a lease was granted."""
+TROUBLE: Final = 8
+"""Sign of a step: the answer was not "done", or the pool had failed or been closed before."""
+EVERY_SIGN: Final = WORDS | BOOKS | GRANT | TROUBLE
+
+
+def glance(step: Step) -> int:
+    """The signs of a step, by which a monitor passes over the rules that cannot apply."""
+    before, after, outcome, past = step.before, step.after, step.outcome, step.past
+    found = GRANT if outcome.lease is not None else 0
+    if outcome.kind != "done" or past.failed or past.closed:
+        found |= TROUBLE
+    if before is after:
+        return found
+    if before.words is not after.words and before.words != after.words:
+        found |= WORDS
+    return found if same_books(before, after) else found | BOOKS
+
+
+def same_books(one: Observation, other: Observation) -> bool:
+    """Whether two looks show the same ranges, leases, slots, generations and life; words do not matter."""
+    return one is other or (
+        one.leases == other.leases
+        and one.free_ranges == other.free_ranges
+        and one.retiring == other.retiring
+        and one.free_slots == other.free_slots
+        and one.generations == other.generations
+        and one.retired_slots == other.retired_slots
+        and one.generations_left == other.generations_left
+        and one.life == other.life
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +89,7 @@ Change: TypeAlias = tuple[int, int, int, int]
 """A control word that changed: (slot, column, old value, new value); column 0 is R, column 1 + r is A[r]."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """One operation of a pool under test, as it was seen from outside, and the past that it continues."""
 
@@ -63,11 +100,11 @@ class Step:
     past: State
     """The model's state before the operation."""
 
-    @cached_property
+    @property
     def changed_words(self) -> tuple[Change, ...]:
         """The control words that differ after the step; () when the words cannot be seen."""
         before, after = self.before.words, self.after.words
-        if before is None or after is None or before == after:
+        if before is after or before is None or after is None or before == after:
             return ()
         return tuple(
             (slot, column, old, new)
@@ -77,11 +114,11 @@ class Step:
             if old != new
         )
 
-    @cached_property
+    @property
     def left(self) -> tuple[LeaseView, ...]:
         """The leases that held a range and a slot before the step and do not after it."""
         before, after = self.before.leases, self.after.leases
-        if before is None or after is None or before == after:
+        if before is after or before is None or after is None or before == after:
             return ()
         return tuple(lease for lease in before if lease not in after)
 
@@ -133,6 +170,8 @@ class Rule:
     """The operations that can exercise it; () = all."""
     protocols: tuple[str, ...] = ()
     """The protocols that it speaks about; () = all."""
+    signs: int = 0
+    """It applies only to steps with one of these; none = to all."""
     predicate: StepPredicate | None = None
     run_predicate: RunPredicate | None = None
 
@@ -154,13 +193,14 @@ def rule(
     on: tuple[type[Operation], ...] = (),
     needs: tuple[str, ...] = (),
     protocols: tuple[str, ...] = (),
+    signs: int = 0,
 ) -> Callable[[StepPredicate], StepPredicate]:
     """Register a predicate on steps; its docstring is the rule's sentence."""
 
     def register(predicate: StepPredicate) -> StepPredicate:
         title, level = RULE_TITLES[identifier], level_of(identifier)
         sentence = _sentence(predicate.__doc__)
-        _add(RULES, Rule(identifier, title, level, kind, sentence, needs, on, protocols, predicate))
+        _add(RULES, Rule(identifier, title, level, kind, sentence, needs, on, protocols, signs, predicate))
         return predicate
 
     return register

@@ -109,8 +109,6 @@ class Piece:
     lease: Lease
     rank: int = -1
     reader: int = -1
-    certain: bool = True
-    """False for the acknowledgement of a failed read: nobody can tell yet whether it had been entered (CON-4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +195,32 @@ class State:
     dispatched: tuple[int, ...] = ()
     """Tokens of the leases whose proxies may be delivered, in that order."""
     looks: tuple[Snapshot, ...] = ()
-    doubts: bool = False
-    """Some queued acknowledgement is not certain."""
     failed: bool = False
     """A failure left the device state unknown (LIFE-3)."""
     closed: bool = False
+
+    def having(
+        self,
+        *,
+        allocator: Allocator | None = None,
+        device: Device | None = None,
+        consumers: Consumers | None = None,
+        published: tuple[Lease, ...] | None = None,
+        dispatched: tuple[int, ...] | None = None,
+    ) -> State:
+        """This state with some parts exchanged; as `dataclasses.replace`, which is too slow for every step."""
+        return State(
+            self.shape,
+            self.policies,
+            allocator or self.allocator,
+            device or self.device,
+            consumers or self.consumers,
+            self.published if published is None else published,
+            self.dispatched if dispatched is None else dispatched,
+            self.looks,
+            self.failed,
+            self.closed,
+        )
 
     @property
     def life(self) -> str:

@@ -102,8 +102,6 @@ def step(
     """
     if not enabled(state, operation):
         raise ValueError(f"not enabled in this state: {operation}")
-    if state.doubts:
-        state = faults.resolved(state, operation, seen, observed)
     match operation:
         case Publish():
             return publish(state, operation, seen)
@@ -145,9 +143,11 @@ def step(
         case Construct():
             return state, CONSTRUCTIONS[operation.what]
         case Faulty():
-            if seen is not None and seen.kind == "failed":
-                return faults.failed(state, operation.operation, seen, observed)
-            return step(state, operation.operation, seen, observed)
+            if seen is None or seen.kind != "failed":  # The fault came after the operation's last call.
+                return step(state, operation.operation, seen, observed)
+            # Nothing was queued before it, and what it queued itself has ended: so nothing is in doubt.
+            after, outcome = faults.failed(state, operation.operation, seen, observed)
+            return settle(after), outcome
 
 
 def enabled(state: State, operation: Operation) -> bool:
@@ -187,7 +187,7 @@ def enabled(state: State, operation: Operation) -> bool:
         case Construct():
             return operation.what in CONSTRUCTIONS
         case Faulty():
-            return operation.call > 0 and enabled(state, operation.operation)
+            return operation.call > 0 and not any(state.device.queues) and enabled(state, operation.operation)
         case _:
             return True
 
@@ -201,7 +201,7 @@ def runnable(state: State) -> tuple[str, ...]:
 def settle(state: State) -> State:
     """The state after everything that is queued has run: publish, retire, then the ranks in order."""
     if any(state.device.queues):
-        return replace(state, device=streams.emptied(state.device))
+        return state.having(device=streams.emptied(state.device))
     return state
 
 
@@ -231,7 +231,7 @@ def publish(state: State, operation: Publish | Wrap, seen: Outcome | None) -> tu
     allocator, lease = taken
     device = streams.queued(state.device, PUBLISH_QUEUE, Piece(COPY, lease), Piece(READY, lease))
     published = (*state.published, lease)
-    return replace(state, allocator=allocator, device=device, published=published), Outcome("done", lease=lease.view)
+    return state.having(allocator=allocator, device=device, published=published), Outcome("done", lease=lease.view)
 
 
 def dispatch(state: State, operation: Dispatch) -> tuple[State, Outcome]:
@@ -243,7 +243,7 @@ def dispatch(state: State, operation: Dispatch) -> tuple[State, Outcome]:
     if not state.is_active(lease):
         return state, _inactive(lease)
     device = streams.drained(state.device, PUBLISH_QUEUE, READY, lease)
-    return replace(state, device=device, dispatched=(*state.dispatched, lease.token)), DONE
+    return state.having(device=device, dispatched=(*state.dispatched, lease.token)), DONE
 
 
 def wrap(state: State, operation: Wrap, seen: Outcome | None) -> tuple[State, Outcome]:
@@ -261,7 +261,7 @@ def deliver(state: State, operation: Deliver) -> tuple[State, Outcome]:
     """One more copy of the proxy reaches a rank. Proxies outlive leases: an old one may arrive at any later time."""
     lease = _granted(state, operation.lease)
     proxies = (*state.consumers.proxies, Proxy(operation.proxy, lease, operation.rank))
-    return replace(state, consumers=replace(state.consumers, proxies=proxies)), DONE
+    return state.having(consumers=replace(state.consumers, proxies=proxies)), DONE
 
 
 def read(state: State, proxy_token: int, reader: int, seen: Outcome | None) -> tuple[State, Outcome]:
@@ -270,12 +270,10 @@ def read(state: State, proxy_token: int, reader: int, seen: Outcome | None) -> t
     lease, rank = proxy.lease, proxy.rank
     if proxy.state == CACHED:
         return state, Outcome("done", cached=True)
-    refuses = seen is not None and seen.reason is Reason.ALREADY_RELEASED
-    doubted = refuses and faults.may_be_entered(state, lease, rank)
-    if consumers.tables[rank][lease.slot] >= lease.generation or doubted:
-        return state, refused(Reason.ALREADY_RELEASED, "CUDA VMM tensor has already released its pool slice [CON-3]")
     if state.closed and not faults.has_import(state, seen):
         return state, refused(Reason.PRODUCER_GONE, "the pool is gone and was never imported here [REAP-3]")
+    if consumers.tables[rank][lease.slot] >= lease.generation:
+        return state, refused(Reason.ALREADY_RELEASED, "CUDA VMM tensor has already released its pool slice [CON-3]")
     entered = replace(
         consumers,
         tables=_entered(consumers.tables, rank, lease),
@@ -284,7 +282,7 @@ def read(state: State, proxy_token: int, reader: int, seen: Outcome | None) -> t
         imported=True,
     )
     work = (Piece(COPY_OUT, lease, rank, reader), Piece(READ_READY, lease, rank, reader))
-    return replace(state, consumers=entered, device=streams.queued(state.device, rank_queue(rank), *work)), DONE
+    return state.having(consumers=entered, device=streams.queued(state.device, rank_queue(rank), *work)), DONE
 
 
 def collect(state: State, reader_token: int, seen: Outcome | None) -> tuple[State, Outcome]:
@@ -300,13 +298,13 @@ def collect(state: State, reader_token: int, seen: Outcome | None) -> tuple[Stat
         valid = seen.kind == "done"
     readers = tuple(other for other in consumers.readers if other.token != reader_token)
     proxies = _in_state(consumers.proxies, proxy, CACHED if valid else ENDED)
-    state = replace(state, consumers=replace(consumers, readers=readers, proxies=proxies), device=device)
+    state = state.having(consumers=replace(consumers, readers=readers, proxies=proxies), device=device)
     if not valid:
         return state, refused(Reason.STALE_LEASE, "the lease was retired before the copy had ended [CON-5]")
     if consumers.tables[rank][lease.slot] == lease.generation:
         # ACK-2: once the rank has entered a newer lease, this one is retired and its acknowledgement would come late,
         # behind the newer one's, and lower the word.
-        state = replace(state, device=streams.queued(device, rank_queue(rank), Piece(ACK, lease, rank)))
+        state = state.having(device=streams.queued(device, rank_queue(rank), Piece(ACK, lease, rank)))
     return state, Outcome("done", digest=_digest(arrival.content, lease))
 
 
@@ -336,26 +334,23 @@ def release(state: State, operation: Release) -> tuple[State, Outcome]:
     """
     proxy, consumers = _delivered(state, operation.proxy), state.consumers
     lease, rank = proxy.lease, proxy.rank
-    is_gone = state.closed and not consumers.imported
-    if is_gone and consumers.imported is not None:
+    if state.closed and consumers.imported is False:
         return state, DONE
     proxies = _in_state(consumers.proxies, proxy, RELEASED) if proxy.state == FRESH else consumers.proxies
     if consumers.tables[rank][lease.slot] >= lease.generation:
-        return replace(state, consumers=replace(consumers, proxies=proxies)), DONE
-    if is_gone or faults.may_be_entered(state, lease, rank):
-        return faults.doubtful(state, lease, rank), DONE
+        return state.having(consumers=replace(consumers, proxies=proxies)), DONE
     tables = _entered(consumers.tables, rank, lease)
+    if state.closed and consumers.imported is None:  # Whether it was queued or not, no word can show it any more.
+        return state.having(consumers=replace(consumers, tables=tables, proxies=proxies)), DONE
     consumers = replace(consumers, tables=tables, proxies=proxies, imported=True)
     device = streams.queued(state.device, rank_queue(rank), Piece(ACK, lease, rank))
-    return replace(state, consumers=consumers, device=device), DONE
+    return state.having(consumers=consumers, device=device), DONE
 
 
 def advance(state: State, operation: Advance) -> tuple[State, Outcome]:
-    """Run the oldest certain piece of one stream."""
+    """Run the oldest piece of one stream."""
     index = stream_names(state.shape.consumers).index(operation.stream)
-    queue = state.device.queues[index]
-    position = next(position for position, piece in enumerate(queue) if piece.certain)
-    return replace(state, device=streams.run(state.device, index, position + 1)), DONE
+    return state.having(device=streams.run(state.device, index, 1)), DONE
 
 
 # --- producer: taking back --------------------------------------------------------------------------------------------
@@ -398,7 +393,7 @@ def claim(state: State, operation: Claim) -> tuple[State, Outcome]:
 def claimed(state: State, lease: Lease) -> State:
     """The state after an active lease was claimed and its retire store queued."""
     device = streams.queued(state.device, RETIRE_QUEUE, Piece(RETIRED, lease))
-    return replace(state, allocator=allocation.claim(state.allocator, lease.slot), device=device)
+    return state.having(allocator=allocation.claim(state.allocator, lease.slot), device=device)
 
 
 def reclaim(state: State, wait: bool, observed: Observation | None) -> tuple[State, Outcome]:
@@ -407,7 +402,7 @@ def reclaim(state: State, wait: bool, observed: Observation | None) -> tuple[Sta
     if closed is not None:
         return state, closed
     device = streams.retired_up_to(state.device) if wait else state.device
-    state = replace(state, device=device) if wait else state
+    state = state.having(device=device) if wait else state
     queue = device.queues[RETIRE_QUEUE]
     waiting = {piece.lease.slot for piece in queue}
     slots = tuple(slot for slot in state.allocator.retiring if slot not in waiting)
@@ -419,7 +414,7 @@ def freed(state: State, slots: tuple[int, ...], observed: Observation | None = N
     if not slots:
         return state
     order = observed.free_slots if observed is not None else None
-    return replace(state, allocator=allocation.give_back(state.allocator, state.shape.generation_limit, slots, order))
+    return state.having(allocator=allocation.give_back(state.allocator, state.shape.generation_limit, slots, order))
 
 
 def recycle(state: State, observed: Observation | None) -> tuple[State, Outcome]:
@@ -445,7 +440,7 @@ def cancel(state: State, token: int, wait: bool) -> tuple[State, Outcome]:
         return state, _inactive(lease)
     state = claimed(state, lease)
     if wait:
-        state = freed(replace(state, device=streams.retired_up_to(state.device, lease)), (lease.slot,))
+        state = freed(state.having(device=streams.retired_up_to(state.device, lease)), (lease.slot,))
     return state, DONE
 
 

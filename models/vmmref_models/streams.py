@@ -30,7 +30,8 @@ def rank_queue(rank: int) -> int:
 
 def queued(device: Device, index: int, *pieces: Piece) -> Device:
     """The device after `pieces` were appended to one stream; none of them has run."""
-    return replace(device, queues=replaced(device.queues, index, device.queues[index] + pieces))
+    queues = replaced(device.queues, index, device.queues[index] + pieces)
+    return Device(device.words, queues, device.whole, device.arrivals)
 
 
 def is_queued(device: Device, index: int, kind: str, lease: Lease) -> bool:
@@ -43,21 +44,18 @@ def may_run(device: Device, index: int) -> bool:
 
     REC-2, CTL-6: a retire store waits for its lease's ready store, else R would fall back from 2n + 1 to 2n.
     """
-    certain = [piece for piece in device.queues[index] if piece.certain]
-    if not certain:
+    if not device.queues[index]:
         return False
-    head = certain[0]
+    head = device.queues[index][0]
     return head.kind != RETIRED or not is_queued(device, PUBLISH_QUEUE, READY, head.lease)
 
 
 def run(device: Device, index: int, count: int) -> Device:
-    """The device after the oldest `count` pieces of one stream ran, in order. Uncertain pieces stay where they are."""
+    """The device after the oldest `count` pieces of one stream ran, in order."""
     queue = device.queues[index]
     words, whole, arrivals = device.words, device.whole, device.arrivals
     for piece in queue[:count]:
         lease, slot = piece.lease, piece.lease.slot
-        if not piece.certain:
-            continue
         if piece.kind == COPY:
             whole = copied(whole, lease)
         elif piece.kind == READY:
@@ -73,8 +71,7 @@ def run(device: Device, index: int, count: int) -> Device:
             )
         elif piece.kind == ACK:
             words = stored(words, slot, 1 + piece.rank, lease.generation)
-    rest = (*(piece for piece in queue[:count] if not piece.certain), *queue[count:])
-    return Device(words, replaced(device.queues, index, rest), whole, arrivals)
+    return Device(words, replaced(device.queues, index, queue[count:]), whole, arrivals)
 
 
 def stored(words: tuple[tuple[int, ...], ...], slot: int, column: int, value: int) -> tuple[tuple[int, ...], ...]:

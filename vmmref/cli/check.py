@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vmmref.conformance.search import Plan
 
 CLIENTS: tuple[str, ...] = ("any", "well-behaved")
+LONGEST_SEED = 18
 REFERENCE = "vmmref.conformance.subjects.reference:make"
 
 
@@ -31,12 +32,12 @@ def command(
     ] = REFERENCE,
     profile: Annotated[str, typer.Option(help="quick (under a minute), full (minutes) or night (hours).")] = "quick",
     rules: Annotated[str, typer.Option(help="Only these rules or families, for example GEN,ACK-3.")] = "",
-    seed: Annotated[int, typer.Option(help="The same seed draws the same operations.")] = 0,
+    seed: Annotated[str, typer.Option(metavar="INTEGER", help="The same seed draws the same operations.")] = "0",
     client: Annotated[str, typer.Option(help="any, or well-behaved: keeps the environment obligations.")] = "any",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report as JSON.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML.")] = None,
     traces: Annotated[Path, typer.Option(help="Folder for the sequences that break a rule.")] = Path("vmmref-traces"),
-    max_seconds: Annotated[float | None, typer.Option(help="End after about so many seconds.")] = None,
+    max_seconds: Annotated[str | None, typer.Option(metavar="SECONDS", help="End after about so many seconds.")] = None,
 ) -> None:
     """Drive a pool in lock step with the model and say of each rule whether it holds.
 
@@ -48,6 +49,7 @@ def command(
     from vmmref.conformance.runner import Check
 
     plan = _plan(device, profile, seed, client, max_seconds)
+    number = plan.seed
     try:
         selected = report.select(rules)
     except ValueError as error:
@@ -59,23 +61,23 @@ def command(
     if result.description is None:
         raise UsageError(result.cannot_run or "the subject could not be started")
     wanted = [failure for failure in result.failures.values() if failure.rule in {rule.id for rule in selected}]
-    saved = save_traces(traces, wanted, {"subject": subject, "device": device, "seed": str(seed), "client": client})
+    saved = save_traces(traces, wanted, {"subject": subject, "device": device, "seed": str(number), "client": client})
     table = report.rows(selected, result.description, result.exercised, result.failures, saved)
     report.show(console, table, result.failures)
-    _close(console, result, table, seed)
+    _close(console, result, table, number)
     _write(
         json_file,
         junit,
         result,
         table,
         device,
-        {"seed": seed, "subject": subject, "profile": profile, "client": client},
+        {"seed": number, "subject": subject, "profile": profile, "client": client},
     )
     status = report.exit_status(table)
     raise typer.Exit(report.EXIT_COULD_NOT_RUN if result.cannot_run and status == report.EXIT_PASS else status)
 
 
-def _plan(device: str, profile: str, seed: int, client: str, max_seconds: float | None) -> Plan:
+def _plan(device: str, profile: str, seed: str, client: str, max_seconds: str | None) -> Plan:
     from vmmref.conformance.loading import Unusable, parse_device
     from vmmref.conformance.runner import PROFILES
 
@@ -87,11 +89,21 @@ def _plan(device: str, profile: str, seed: int, client: str, max_seconds: float 
         raise UsageError(f'--profile "{profile}" is none of {", ".join(PROFILES)}')
     if client not in CLIENTS:
         raise UsageError(f'--client "{client}" is none of {", ".join(CLIENTS)}')
-    if seed < 0:
-        raise UsageError(f"--seed {seed} is negative")
-    if max_seconds is not None and not (math.isfinite(max_seconds) and max_seconds > 0):
-        raise UsageError(f"--max-seconds {max_seconds} is not a positive number of seconds")
-    return PROFILES[profile].plan(device, seed, client, max_seconds)
+    if not (seed.isascii() and seed.isdigit() and len(seed) <= LONGEST_SEED):
+        raise UsageError(f'--seed "{seed}" is no whole number from 0 on with at most {LONGEST_SEED} digits')
+    return PROFILES[profile].plan(device, int(seed), client, _seconds(max_seconds))
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise UsageError(f'--max-seconds "{text}" is no positive number of seconds')
+    return seconds
 
 
 def _check_outputs(json_file: Path | None, junit: Path | None, traces: Path) -> None:

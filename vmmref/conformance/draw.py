@@ -316,9 +316,12 @@ class Drawer:
         streams = runnable(self.state)
         return Advance(streams[pick(len(streams))]) if streams else None
 
-    def _faulty(self, pick: Pick) -> Faulty | None:
+    def _faulty(self, pick: Pick) -> Operation | None:
         if not self.faulty_kinds:
             return None
+        if self.state is not None and any(self.state.device.queues):
+            # A fault wants empty streams; emptying them is the way there.
+            return self._advance(pick)
         inner = self.build(self.faulty_kinds[pick(len(self.faulty_kinds))], pick)
         if not isinstance(inner, Publish | Wrap | Read | Fetch | Recycle | Cancel | Construct):
             return None

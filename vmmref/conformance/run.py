@@ -139,7 +139,7 @@ class Episode:
         """Let everybody finish, recycle, shut down; False when that broke a rule.
 
         Outstanding reads are collected, leases that never left the producer are cancelled, a rank that owes an
-        acknowledgement gets a fresh copy and releases it, queued work runs, and one pass takes everything back.
+        acknowledgement releases a copy that it has not used, queued work runs, and one pass takes everything back.
         """
         if self.failures:
             return False
@@ -151,14 +151,12 @@ class Episode:
         home = not any(lease is not None for lease in self.state.allocator.held) or self._understands("Recycle")
         if not self._do_all(self._settle()) or not self._do_all(self._take_back()):
             return False
-        # A read that failed may have left an acknowledgement that nobody can ask for: then nothing is promised.
-        home = home and self.state.life == "open" and not self.state.doubts
-        self.ended = Ended(self.observed, self.state, home, self._stuck())
+        self.ended = Ended(self.observed, self.state, home and self.state.life == "open", self._stuck())
         return self._do_all([Shutdown()] if self._understands("Shutdown") else [])
 
     def _stuck(self) -> tuple[str, ...]:
         """What is still queued though every stream that could run has run."""
-        queued = [piece for queue in self.state.device.queues for piece in queue if piece.certain]
+        queued = [piece for queue in self.state.device.queues for piece in queue]
         return tuple(f"{piece.kind} of slot {piece.lease.slot} generation {piece.lease.generation}" for piece in queued)
 
     def _understands(self, name: str) -> bool:
@@ -184,9 +182,17 @@ class Episode:
                 continue
             for rank, table in enumerate(self.state.consumers.tables):
                 if table[lease.slot] < lease.generation:
-                    proxy = self.tokens.new()
-                    yield Deliver(lease.token, proxy, rank)
-                    yield Release(proxy)
+                    yield from self._release(lease.token, rank)
+
+    def _release(self, lease: int, rank: int) -> Iterator[Operation]:
+        """Release by a copy that this rank has not used, or by a new one."""
+        for copy in self.tokens.fresh:
+            if (copy.lease, copy.rank) == (lease, rank):
+                yield Release(copy.token)
+                return
+        proxy = self.tokens.new()
+        yield Deliver(lease, proxy, rank)
+        yield Release(proxy)
 
     def _settle(self) -> Iterator[Operation]:
         for _ in range(MOST_PIECES):
@@ -204,6 +210,8 @@ class Episode:
         try:
             leftovers = self.session.close()
         except Exception as error:
+            if self.failures:
+                return False  # What it broke is known; a pool that has broken a rule may be beyond ending.
             raise SubjectError(f"close() raised {describe_error(error)}") from error
         if self.failures or not judge:
             return not self.failures

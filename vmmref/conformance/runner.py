@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 
 from vmmref.conformance.failure import Failure
-from vmmref.conformance.search import Found, Plan, Progress
+from vmmref.conformance.search import Found, Plan, Progress, Started
 from vmmref.conformance.shrink import Budget, shrink
 from vmmref.conformance.subject import Description
 from vmmref.conformance.worker import Described, Ended, GaveUp, Message, Task, Worker, culprit
-from vmmref_models import Operation, Shape
+from vmmref_models import ALIGNMENT, Operation, Shape
 
-RESTARTS = 3
+RESTARTS = 8
 """So often a worker is started again after an operation hung or crashed; then the rest of its search is given up."""
 
 CRASHES = 24
@@ -165,17 +165,9 @@ class Check:
             elif not self.result.cannot_run and how != "ended with status 0":
                 self.result.cannot_run = f"the worker {how} before it had begun"
             return []
-        failure, end = culprit(replace(worker.task, only=unit, first=0))
-        if failure is None:
-            again = end or "went well"
-            self.result.notes.append(
-                f"a worker {how or 'hung'} in {unit.phase} unit {unit.index}; a second run {again}"
-            )
-            rule = "LIFE-5" if hung else "ERR-2"
-            failure = Failure(rule, Shape(1, 1, 256), (), "every operation comes back", self.result.notes[-1])
-        elif not hung:
-            failure = self._shortened(failure)
-        self.result.keep(failure)
+        rule = "LIFE-5" if hung else "ERR-2"
+        if rule not in self.result.failures:
+            self.result.keep(self._culprit(worker, unit, rule, how))
         self.restarts += 1
         if self.restarts > RESTARTS:
             self.result.notes.append(f"the {unit.phase} was given up after {RESTARTS} restarts")
@@ -187,6 +179,15 @@ class Check:
             machine_seconds=max(0.0, self.plan.machine_seconds - spent),
         )
         return [self._worker((unit.phase,), unit.index + 1, left)]
+
+    def _culprit(self, worker: Worker, unit: Started, rule: str, how: str) -> Failure:
+        """What a worker hung or crashed by; a failure without operations where a second run of the unit does not."""
+        failure, end = culprit(replace(worker.task, only=unit, first=0))
+        if failure is None:
+            note = f"a worker {how or 'hung'} in {unit.phase} unit {unit.index}; a second run {end or 'went well'}"
+            self.result.notes.append(note)
+            return Failure(rule, Shape(1, 1, ALIGNMENT), (), "every operation comes back", note)
+        return failure if failure.rule == "LIFE-5" else self._shortened(failure)
 
     def _shortened(self, failure: Failure) -> Failure:
         """A shorter sequence that crashes a process; each try costs a process of its own, so there are few."""

@@ -18,7 +18,7 @@ from vmmref_models import Operation, Shape
 
 EXAMPLES = 25
 """Examples of one batch of the machine; between batches it is asked whether time is up."""
-TELL_SECONDS = 0.5
+TELL_SECONDS = 0.2
 REFUSED_SHAPES = 200
 """So many shapes in a row that a subject refuses mean that it can have none."""
 
@@ -94,7 +94,7 @@ class Search:
     def walk(self, first: int = 0) -> None:
         """Episodes from number `first` on, until the time or the number of the plan is used up."""
         plan, schedule = self.plan, Schedule(self.flavours, self.plan.least)
-        end, index, refused = self.clock() + plan.walk_seconds, first, 0
+        end, index, refused, reason = self.clock() + plan.walk_seconds, first, 0, ValueError()
         self.phase = "walk"
         while self.clock() < end and (plan.walk_episodes is None or index < first + plan.walk_episodes):
             before = dict(self.rig.monitor.exercised)
@@ -104,15 +104,15 @@ class Search:
                 self._keep(self.one_episode(index, flavour))
                 refused = 0
             except ValueError as error:
-                refused += 1
+                refused, reason = refused + 1, error
                 if refused >= REFUSED_SHAPES:
-                    raise CannotRun(
-                        f"the subject refused {refused} shapes in a row, the last one with: {error}"
-                    ) from error
+                    break
             schedule.learn(flavour, before, self.rig.monitor.exercised)
             self._progress()
             index += 1
         self._progress(force=True)
+        if refused >= REFUSED_SHAPES or (refused and not self.rig.operations):
+            raise CannotRun(f"the subject refused {refused} shapes in a row, the last one with: {reason}")
 
     def one_episode(self, index: int, flavour: Flavour) -> list[Failure]:
         """One episode of the walk by itself."""
@@ -121,11 +121,10 @@ class Search:
     def machine(self, first: int = 0) -> None:
         """Batches of Hypothesis examples from number `first` on, until the time or the number is used up."""
         plan, end, index = self.plan, self.clock() + self.plan.machine_seconds, first
-        late = end + plan.shrink_seconds
         self.phase = "machine"
         while self.clock() < end and (plan.machine_batches is None or index < first + plan.machine_batches):
             self.tell(Started("machine", index))
-            self.one_batch(index, late)
+            self.one_batch(index, end)
             self._progress()
             index += 1
         self._progress(force=True)

@@ -183,7 +183,7 @@ class _Shrinker:
         return any(self._try(self.best.shape, candidate) for candidate in _cancelling(self.best.operations))
 
     def _smaller_pool(self) -> bool:
-        """Fewer slots, ranks and bytes, also together with fewer readers; generations preset all to their end, or none."""
+        """Fewer slots, ranks and bytes, also with fewer readers; generations preset all to their end, or none."""
         operations = self.best.operations
         unread = [operation for operation in operations if not isinstance(operation, CONSUMING)]
         fewer = [operation for operation in operations if not (isinstance(operation, Deliver) and operation.rank)]

@@ -263,6 +263,16 @@ def destroy_stream(stream: int) -> None:
         raise failure("cuStreamDestroy", result)
 
 
+def stream_idle(stream: int) -> bool:
+    """Whether everything queued on a stream has ended."""
+    (result,) = cuda.cuStreamQuery(stream)
+    if result:
+        if int(result) == _NOT_READY:
+            return False
+        raise failure("cuStreamQuery", result)
+    return True
+
+
 def create_event() -> int:
     """An event without timing."""
     result, event = cuda.cuEventCreate(_EVENT_FLAGS)

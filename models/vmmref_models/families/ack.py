@@ -14,11 +14,11 @@ from vmmref_models.families.history import (
 )
 from vmmref_models.families.rec import active_leases, was_taken
 from vmmref_models.operations import Advance, Claim, Collect, Fetch, Read, Recycle, Release
-from vmmref_models.rules import HELD, Broken, Change, Step, Verdict, reachable, rule
+from vmmref_models.rules import HELD, WORDS, Broken, Change, Step, Verdict, reachable, rule
 from vmmref_models.state import ACK, CACHED, COPY_OUT, READ_READY, RELEASED, Lease, State
 
 
-@rule("ACK-1", needs=("words", "stepping"))
+@rule("ACK-1", needs=("words", "stepping"), signs=WORDS)
 def an_ack_follows_its_copy_out(step: Step) -> Verdict | None:
     """Rank r's ack is ordered after its copy-out: ack visible => its read is over."""
     verdict: Verdict | None = None
@@ -44,7 +44,7 @@ def an_ack_follows_its_copy_out(step: Step) -> Verdict | None:
     return verdict
 
 
-@rule("ACK-2", needs=("words",))
+@rule("ACK-2", needs=("words",), signs=WORDS)
 def ack_words_never_decrease(step: Step) -> Verdict | None:
     """Ack words never decrease: one atomic max, or all acks of a rank's word from one stream of one process."""
     verdict: Verdict | None = None
@@ -92,7 +92,7 @@ def _has_duplicates(past: State, lease: Lease) -> bool:
     return len(set(ranks)) < len(ranks)
 
 
-@rule("ACK-4", on=(Advance, Release, Collect, Fetch), needs=("words",))
+@rule("ACK-4", on=(Advance, Release, Collect, Fetch), needs=("words",), signs=WORDS)
 def an_ack_is_one_store_into_the_own_word(step: Step) -> Verdict | None:
     """The words a lease waits for are fixed when it is published. An ack is one store into the caller's own word, which
     the recycler expands by the declared set; anything else is refused before any write.
@@ -111,12 +111,8 @@ def _is_named(step: Step, change: Change) -> bool:
     """Whether an acknowledgement that ran in this step names the word that changed."""
     operation = step.operation
     if isinstance(operation, Advance):
-        for piece in step.past.device.queues[stream_of(step.past, operation)]:
-            if piece.kind == ACK and change[:2] == (piece.lease.slot, 1 + piece.rank):
-                return True
-            if piece.certain:
-                return False
-        return False
+        head = step.past.device.queues[stream_of(step.past, operation)][:1]
+        return any(piece.kind == ACK and change[:2] == (piece.lease.slot, 1 + piece.rank) for piece in head)
     proxy = proxy_used(step.past, operation)
     return proxy is not None and is_due_ack(step, change, proxy.rank, proxy.lease)
 

@@ -11,8 +11,8 @@ from vmmref_models.families.history import (
     is_due_ack,
     is_open,
     is_readable,
-    may_have_entered,
     proxy_used,
+    word,
     word_name,
 )
 from vmmref_models.operations import Collect, Faulty, Fetch, Publish, Read, Wrap
@@ -72,6 +72,8 @@ def no_read_after_release(step: Step) -> Verdict | None:
         return None
     if outcome.kind == "refused" and outcome.reason is Reason.ALREADY_RELEASED:
         return HELD
+    if step.past.closed and not step.past.consumers.imported and outcome.reason is Reason.PRODUCER_GONE:
+        return None  # A read failed: only the pool knows whether its import had come to be.
     entered = step.past.consumers.tables[proxy.rank][proxy.lease.slot]
     return Broken(
         f"refused {Reason.ALREADY_RELEASED}: rank {proxy.rank} has entered generation {entered} of slot "
@@ -86,11 +88,13 @@ def a_failed_read_acknowledges_once(step: Step) -> Verdict | None:
     stays and it is not retried; the lease stays for the other ranks.
     """
     operation = inner(step)
-    if not isinstance(operation, Read | Fetch) or step.outcome.kind != "failed":
-        return None
     proxy = proxy_used(step.past, operation)
-    if proxy is None:
+    if proxy is None or step.outcome.kind != "failed":
         return None
+    lease, column = proxy.lease, 1 + proxy.rank
+    shown = word(step.after.words, lease.slot, column) if step.policies.protocol == RETIRE_VALIDATE_MAX else None
+    if step.outcome.count and shown is not None and shown < lease.generation and not step.past.failed:
+        return Broken(f"{word_name(lease.slot, column)} is {lease.generation}: the rank had entered it", f"{shown}")
     if step.before.leases != step.after.leases or step.before.retiring != step.after.retiring:
         return Broken(f"leases {step.before.leases} as before", f"{step.after.leases}")
     for change in step.changed_words:
@@ -113,8 +117,6 @@ def a_retired_lease_is_never_read(step: Step) -> Verdict | None:
     lease, is_stale = proxy.lease, outcome.reason is Reason.STALE_LEASE
     if is_readable(step.past, operation):
         return Broken(f"the bytes of {lease.view}, which is live", answer(outcome)) if is_stale else None
-    if outcome.reason is Reason.ALREADY_RELEASED and may_have_entered(step.past, proxy):
-        return None
     if not is_stale and not _is_late_but_right(step, lease):
         return Broken(f"refused {Reason.STALE_LEASE}: {lease.view} was retired", answer(outcome))
     for change in step.changed_words:

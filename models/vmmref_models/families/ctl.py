@@ -8,12 +8,13 @@ from vmmref_models.families.history import (
     granted,
     inner,
     is_idle,
+    stream_of,
     word_name,
 )
 from vmmref_models.operations import Advance, Collect, Construct, Fetch, Publish, Release, Wrap
 from vmmref_models.reasons import Reason
-from vmmref_models.rules import HELD, Broken, Kind, Step, Verdict, rule
-from vmmref_models.state import RETIRE_VALIDATE_MAX
+from vmmref_models.rules import GRANT, HELD, WORDS, Broken, Kind, Step, Verdict, rule
+from vmmref_models.state import ACK, READY, RETIRE_VALIDATE_MAX, RETIRED
 
 
 @rule("CTL-1", kind=Kind.ALWAYS)
@@ -30,7 +31,7 @@ def no_lease_overlaps_the_words(step: Step) -> Verdict | None:
     return HELD
 
 
-@rule("CTL-2", on=(Advance, Publish, Wrap, Fetch, Collect, Release), needs=("words",))
+@rule("CTL-2", on=(Advance, Publish, Wrap, Fetch, Collect, Release), needs=("words",), signs=WORDS)
 def one_store_changes_one_word(step: Step) -> Verdict | None:
     """Addresses are injective: ready(slot) = slot x (1 + C) x W, ack(slot, r) = ready(slot) + (1 + r) x W."""
     words, shape = step.after.words, step.shape
@@ -43,10 +44,23 @@ def one_store_changes_one_word(step: Step) -> Verdict | None:
         return None  # Several stores may have run.
     if len(changes) > 1:
         return Broken("one store changes one word", ", ".join(word_name(change[0], change[1]) for change in changes))
+    due, (slot, column, _, new) = _stored_word(step), changes[0]
+    if due is not None and due != (slot, column):
+        return Broken(f"the store goes to {word_name(*due)}", f"{word_name(slot, column)} became {new}")
     return HELD
 
 
-@rule("CTL-3", needs=("words",))
+def _stored_word(step: Step) -> tuple[int, int] | None:
+    """Slot and column of the word that the piece which ran now stores into; None when it stores nothing."""
+    if not isinstance(step.operation, Advance):
+        return None
+    for piece in step.past.device.queues[stream_of(step.past, step.operation)][:1]:
+        if piece.kind in (READY, RETIRED, ACK):
+            return piece.lease.slot, 1 + piece.rank if piece.kind == ACK else 0
+    return None
+
+
+@rule("CTL-3", needs=("words",), signs=WORDS | GRANT)
 def words_are_zeroed_once(step: Step) -> Verdict | None:
     """Words are set to zero once, when the pool is created, and never again."""
     rewritten = [change for change in step.changed_words if change[2]]
@@ -61,7 +75,7 @@ def words_are_zeroed_once(step: Step) -> Verdict | None:
     return HELD  # A slot was leased again, and its words are as the last lease left them.
 
 
-@rule("CTL-4", needs=("words",))
+@rule("CTL-4", needs=("words",), signs=WORDS)
 def one_writer_a_word(step: Step) -> Verdict | None:
     """One writer a word: R(slot) the producer, A[r] one stream of one process acting for rank r. Nobody stores into
     another rank's word: no group member, no canceller, no reaper.
@@ -89,7 +103,7 @@ def no_room_behind_the_words_is_refused(step: Step) -> Verdict | None:
     return Broken(f"refused {Reason.POOL_TOO_SMALL}", answer(step.outcome))
 
 
-@rule("CTL-6", needs=("words",), protocols=(RETIRE_VALIDATE_MAX,))
+@rule("CTL-6", needs=("words",), protocols=(RETIRE_VALIDATE_MAX,), signs=WORDS)
 def ready_word_never_decreases(step: Step) -> Verdict | None:
     """R never decreases: the producer's stores to R of one slot are ordered with each other, on whatever stream they
     run.

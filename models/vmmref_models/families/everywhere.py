@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from vmmref_models.families.history import answer, first_change, is_open, proxy_used, word_name
 from vmmref_models.operations import Collect, Fetch, Publish, Read, Wrap
-from vmmref_models.rules import HELD, Broken, Run, Step, Verdict, rule, run_rule
+from vmmref_models.rules import HELD, TROUBLE, Broken, Run, Step, Verdict, rule, run_rule
 
 
-@rule("ERR-1")
+@rule("ERR-1", signs=TROUBLE)
 def a_refusal_changes_nothing(step: Step) -> Verdict | None:
     """A refused or failed operation leaves the abstract state as it was, or as its rule says."""
     if step.outcome.kind not in ("refused", "full"):
@@ -24,7 +24,7 @@ def a_refusal_changes_nothing(step: Step) -> Verdict | None:
     return HELD
 
 
-@rule("ERR-2")
+@rule("ERR-2", signs=TROUBLE)
 def every_refusal_has_a_reason(step: Step) -> Verdict | None:
     """Every refusal has a reason code, the rule's identifier and a message with the values; the original error is never
     lost behind a clean-up error.

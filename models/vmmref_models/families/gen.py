@@ -30,11 +30,11 @@ from vmmref_models.operations import (
     Wrap,
 )
 from vmmref_models.reasons import Reason
-from vmmref_models.rules import HELD, Broken, Kind, Step, Verdict, reachable, rule
+from vmmref_models.rules import BOOKS, GRANT, HELD, TROUBLE, Broken, Kind, Step, Verdict, reachable, rule
 from vmmref_models.state import Lease
 
 
-@rule("GEN-1")
+@rule("GEN-1", signs=BOOKS | GRANT)
 def generation_is_the_next(step: Step) -> Verdict | None:
     """The first lease of a slot has generation 1; every later one exactly one more."""
     lease, before, after = granted(step), step.before.generations, step.after.generations
@@ -56,7 +56,7 @@ def generation_is_the_next(step: Step) -> Verdict | None:
     return Broken(f"generations {before}: nothing was leased", f"{after}")
 
 
-@rule("GEN-2", on=(Publish, Wrap))
+@rule("GEN-2", on=(Publish, Wrap), signs=GRANT)
 def nothing_is_issued_twice(step: Step) -> Verdict | None:
     """No (slot, generation) is issued twice in a pool's life; never 0, negative or above the limit."""
     lease, limit = granted(step), step.shape.generation_limit
@@ -70,7 +70,7 @@ def nothing_is_issued_twice(step: Step) -> Verdict | None:
     return HELD
 
 
-@rule("GEN-3", needs=("preset",))
+@rule("GEN-3", needs=("preset",), signs=BOOKS | GRANT | TROUBLE)
 def the_limit_costs_nothing(step: Step) -> Verdict | None:
     """A slot at the limit is retired; the others go on. When nothing that can ever be leased is left, the refusal is
     "slot generation exhausted" and costs nothing: no range, no slot.

@@ -124,28 +124,8 @@ def is_idle(past: State) -> bool:
 
 
 def acknowledged(past: State, lease: Lease, rank: int) -> bool:
-    """Whether this rank has acknowledged exactly this lease, by the history of its stream (ACK-5).
-
-    A read that failed may have acknowledged (CON-4): then nobody can blame the pool for counting it.
-    """
-    return past.device.words[lease.slot][1 + rank] == lease.generation or _in_doubt(past, lease, rank)
-
-
-def _in_doubt(past: State, lease: Lease, rank: int) -> bool:
-    if not past.doubts:
-        return False
-    return any(not piece.certain and piece.lease.token == lease.token for piece in rank_pieces(past, rank))
-
-
-def may_have_entered(past: State, proxy: Proxy) -> bool:
-    """Whether a read of this lease, or a newer one of its slot, failed in this rank: only the pool knows whether it was
-    entered (CON-4).
-    """
-    lease = proxy.lease
-    return past.doubts and any(
-        not piece.certain and piece.lease.slot == lease.slot and piece.lease.generation >= lease.generation
-        for piece in rank_pieces(past, proxy.rank)
-    )
+    """Whether this rank has acknowledged exactly this lease, by the history of its stream (ACK-5)."""
+    return past.device.words[lease.slot][1 + rank] == lease.generation
 
 
 def acknowledged_by_all(past: State, lease: Lease) -> bool:

@@ -18,7 +18,7 @@ from vmmref_models.operations import (
     Wrap,
 )
 from vmmref_models.reasons import Reason
-from vmmref_models.rules import HELD, Broken, Run, Step, Verdict, rule, run_rule
+from vmmref_models.rules import HELD, TROUBLE, Broken, Run, Step, Verdict, rule, run_rule
 
 BAD_ARGUMENTS = ("memory_size", "consumer_count", "max_inflight_slices", "recycle_interval", "below-granule")
 
@@ -56,7 +56,7 @@ def a_closed_pool_refuses_newcomers(step: Step) -> Verdict | None:
     return Broken(f"refused {Reason.POOL_CLOSING}", answer(outcome))
 
 
-@rule("LIFE-3", on=(*POOL_USES, Faulty), needs=("faults",))
+@rule("LIFE-3", on=(*POOL_USES, Faulty), needs=("faults",), signs=TROUBLE)
 def a_failed_pool_refuses_every_use(step: Step) -> Verdict | None:
     """ "CUDA VMM multimodal pool failed" (with its cause) for every use after a failure that leaves device state
     unknown; nothing is reused.
@@ -78,7 +78,7 @@ def a_failed_pool_refuses_every_use(step: Step) -> Verdict | None:
     return HELD if change is None else Broken("nothing is reused", change)
 
 
-@rule("LIFE-4", on=(Construct, Faulty), needs=("leaks",))
+@rule("LIFE-4", on=(Construct, Faulty), needs=("leaks",), signs=TROUBLE)
 def a_failed_constructor_keeps_nothing(step: Step) -> Verdict | None:
     """A constructor that fails gives back everything it took."""
     outcome = step.outcome

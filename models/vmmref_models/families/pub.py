@@ -31,7 +31,7 @@ from vmmref_models.operations import (
     Wrap,
 )
 from vmmref_models.reasons import Reason
-from vmmref_models.rules import HELD, Broken, Step, Verdict, rule
+from vmmref_models.rules import HELD, TROUBLE, WORDS, Broken, Step, Verdict, rule
 from vmmref_models.state import COPY, READY, RETIRE_VALIDATE_MAX
 
 RVM = (RETIRE_VALIDATE_MAX,)
@@ -42,6 +42,7 @@ RVM = (RETIRE_VALIDATE_MAX,)
     on=(Advance, Publish, Deliver, Read, Release, Look, Claim, Reclaim, Cancel, Revoke),
     needs=("words", "stepping"),
     protocols=RVM,
+    signs=WORDS,
 )
 def ready_follows_the_copy(step: Step) -> Verdict | None:
     """ready(slot) = n becomes visible only after every byte of lease n is."""
@@ -79,7 +80,7 @@ def proxies_leave_when_ready_is_visible(step: Step) -> Verdict | None:
     return HELD
 
 
-@rule("PUB-3", needs=("faults",))
+@rule("PUB-3", needs=("faults",), signs=WORDS | TROUBLE)
 def a_failed_publish_loses_nothing(step: Step) -> Verdict | None:
     """Copy or ready failed: the lease goes back only after the queued copy and the queued ready store have ended; the
     error reaches the caller; if the device state is unknown the pool is failed (LIFE-3).

@@ -13,6 +13,8 @@ from vmmref_models.families.history import (
     is_open,
     lease_named,
     must_refuse,
+    possible_acks,
+    proxy_used,
     word,
     word_name,
 )
@@ -33,7 +35,7 @@ from vmmref_models.operations import (
     Wrap,
 )
 from vmmref_models.reasons import Reason
-from vmmref_models.rules import HELD, Broken, Step, Verdict, reachable, rule
+from vmmref_models.rules import BOOKS, HELD, Broken, Change, Step, Verdict, reachable, rule
 from vmmref_models.state import RETIRE_VALIDATE_MAX, Lease, State
 
 
@@ -45,9 +47,12 @@ def active_leases(past: State) -> list[Lease]:
 
 def was_taken(step: Step, lease: Lease) -> bool:
     """Whether an active lease was claimed or freed by this step."""
-    if step.after.leases is None:
+    before, after = step.before, step.after
+    if before.leases is None or after.leases is None or lease.view not in before.leases:
         return False
-    return lease.view not in step.after.leases or lease.slot in (step.after.retiring or ())
+    if lease.view not in after.leases:
+        return True
+    return lease.slot in (after.retiring or ()) and lease.slot not in (before.retiring or ())
 
 
 @rule("REC-1", on=(Claim, Recycle, Reclaim))
@@ -73,7 +78,7 @@ def a_slot_was_reused_after_all_had_acknowledged(step: Step) -> Verdict | None:
     return HELD if set(step.past.device.words[lease.slot][1:]) == {lease.generation - 1} else None
 
 
-@rule("REC-2", on=(*TAKES_BACK, Faulty), needs=("words",), protocols=(RETIRE_VALIDATE_MAX,))
+@rule("REC-2", on=(*TAKES_BACK, Faulty), needs=("words",), protocols=(RETIRE_VALIDATE_MAX,), signs=BOOKS)
 def freed_after_the_retire_store(step: Step) -> Verdict | None:
     """The retire store of lease n comes after lease n's own copy and ready store, and the host has seen it complete
     before the range or the slot returns to a free list.
@@ -143,13 +148,23 @@ def nothing_waits_without_need(step: Step) -> Verdict | None:
     operation = step.operation
     if isinstance(operation, Cancel | Revoke | Reclaim) and operation.wait:
         return None
-    if is_idle(step.past) or step.after.words is None:
-        return None
-    changes = step.changed_words
-    if not changes:
-        return HELD
-    slot, column, old, new = changes[0]
-    return Broken(f"{type(operation).__name__} waits for no stream: {word_name(slot, column)} stays {old}", f"{new}")
+    for change in step.changed_words:
+        if _is_queued_store(step, change):
+            slot, column, old, new = change
+            expected = f"{type(operation).__name__} waits for no stream: {word_name(slot, column)} stays {old}"
+            return Broken(expected, f"{new}")
+    return None if is_idle(step.past) or step.after.words is None else HELD
+
+
+def _is_queued_store(step: Step, change: Change) -> bool:
+    """Whether a word changed as a queued piece, or the one that this operation queues, was to change it."""
+    slot, column, _, new = change
+    proxy = proxy_used(step.past, step.operation)
+    if proxy is not None and (slot, column, new) == (proxy.lease.slot, 1 + proxy.rank, proxy.lease.generation):
+        return True
+    if column == 0 and step.after.generations is not None and slot < len(step.after.generations):
+        return new // 2 == step.after.generations[slot]
+    return column > 0 and new in possible_acks(step.past, slot, column - 1)
 
 
 @rule("REC-5", on=(Claim, *TAKES_BACK))

@@ -26,7 +26,7 @@ from vmmref_models.operations import (
     Wrap,
 )
 from vmmref_models.reasons import Reason
-from vmmref_models.rules import HELD, Broken, Kind, Step, Verdict, reachable, rule
+from vmmref_models.rules import BOOKS, HELD, Broken, Kind, Step, Verdict, reachable, rule
 
 
 @rule("RNG-1", kind=Kind.ALWAYS, needs=("ranges",))
@@ -88,7 +88,7 @@ def there_was_a_choice_of_ranges(step: Step) -> Verdict | None:
     return HELD if len(fits(step.before.free_ranges, operation.nbytes)) > 1 else None
 
 
-@rule("RNG-4", on=(Reclaim, Recycle, Cancel, Revoke, ReleaseLease, Shutdown, Faulty), needs=("ranges",))
+@rule("RNG-4", on=(Reclaim, Recycle, Cancel, Revoke, ReleaseLease, Shutdown, Faulty), needs=("ranges",), signs=BOOKS)
 def free_ranges_are_merged(step: Step) -> Verdict | None:
     """No two free ranges touch after a release, a recycle pass or a cancel."""
     free = step.after.free_ranges

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vmmref_models.families.history import granted
 from vmmref_models.operations import Publish, Reclaim, Recycle, Wrap
-from vmmref_models.rules import HELD, Broken, Kind, Step, Verdict, rule
+from vmmref_models.rules import BOOKS, GRANT, HELD, WORDS, Broken, Kind, Step, Verdict, rule
 from vmmref_models.state import RETIRE_VALIDATE_MAX
 
 
@@ -22,7 +22,7 @@ def a_slot_is_in_one_list(step: Step) -> Verdict | None:
     return HELD
 
 
-@rule("SLOT-2")
+@rule("SLOT-2", signs=WORDS | BOOKS | GRANT)
 def a_slot_carries_one_lease(step: Step) -> Verdict | None:
     """A slot carries at most one lease; a lease's words and bytes belong to the same slot."""
     leases = step.after.leases
@@ -41,7 +41,7 @@ def a_slot_carries_one_lease(step: Step) -> Verdict | None:
     return HELD
 
 
-@rule("SLOT-3", on=(Publish, Wrap, Reclaim, Recycle), needs=("slots",))
+@rule("SLOT-3", on=(Publish, Wrap, Reclaim, Recycle), needs=("slots",), signs=BOOKS | GRANT)
 def slots_are_reused_in_order(step: Step) -> Verdict | None:
     """Slots are reused so that churn spreads (first in, first out): no slot ages more than needed."""
     before, after = step.before.free_slots, step.after.free_slots

@@ -10,6 +10,7 @@ from vmmref.imports import WAIT_SECONDS, CopyOut, PoolImport, RankReader
 from vmmref.layout import ControlLayout
 from vmmref.lease import PoolLease
 from vmmref.proxy import TensorProxy
+from vmmref.table import RankTable
 
 
 @broken("CTL-2")
@@ -47,8 +48,8 @@ class _ShiftedLayout(ControlLayout):
 class AcknowledgesInTheNextWord(RankReader):
     """Counts ranks from one where the layout counts from zero: acknowledges in the next rank's word, or the next R."""
 
-    def __init__(self, owner: PoolImport, rank: int) -> None:
-        super().__init__(owner, rank)
+    def __init__(self, owner: PoolImport, table: RankTable) -> None:
+        super().__init__(owner, table)
         layout = self._layout
         self._layout = _ShiftedLayout(layout.slots, layout.consumers, layout.word_bytes)
 
@@ -61,13 +62,18 @@ class ForgetsItsTensor(TensorProxy):
         pass
 
 
+class _OpenTable(RankTable):
+    def enter(self, lease: PoolLease) -> bool:
+        self._last[lease.slot] = lease.generation
+        return True
+
+
 @broken("CON-3", seen="geq-plain, geq-max")
 class NoTable(RankReader):
     """Admits every copy of a proxy: a rank reads a lease again that it has acknowledged before."""
 
-    def _enter(self, lease: PoolLease) -> bool:
-        self._last[lease.slot] = lease.generation
-        return True
+    def __init__(self, owner: PoolImport, table: RankTable) -> None:
+        super().__init__(owner, _OpenTable(table.rank, table.device))
 
 
 @broken("CON-4", seen="fail-no-ack")
@@ -109,26 +115,27 @@ class AcknowledgesFirst(RankReader):
         super()._queue_bytes(lease, destination_address)
 
 
+class _CarelessTable(RankTable):
+    def is_last(self, lease: PoolLease) -> bool:
+        return True
+
+
 @broken("ACK-2")
 class AcknowledgesLate(RankReader):
     """Acknowledges a lease that it judged late behind the acknowledgement of a newer one: the word falls."""
 
-    def _acknowledge(self, lease: PoolLease) -> None:
-        newest, self._last[lease.slot] = self._last[lease.slot], lease.generation
-        super()._acknowledge(lease)
-        self._last[lease.slot] = newest
+    def __init__(self, owner: PoolImport, table: RankTable) -> None:
+        super().__init__(owner, _CarelessTable(table.rank, table.device))
 
 
 @broken("ACK-2")
-class ReleasesAgain(RankReader):
+class ReleasesAgain(AcknowledgesLate):
     """Acknowledges at every release, whatever the table says: an old copy of a proxy makes the word fall."""
 
     def release(self, lease: PoolLease) -> None:
-        newest = self._last.get(lease.slot, 0)
+        self._table.enter(lease)
         with self._lock:
-            self._last[lease.slot] = lease.generation
             self._acknowledge(lease)
-            self._last[lease.slot] = max(newest, lease.generation)
 
 
 @broken("ACK-3")
@@ -136,7 +143,7 @@ class CountsCopies(RankReader):
     """Counts copies of the proxy in place of ranks: a second release by one rank acknowledges for the next one."""
 
     def release(self, lease: PoolLease) -> None:
-        took_part = lease.generation <= self._last.get(lease.slot, 0)
+        took_part = self._table.is_last(lease)
         super().release(lease)
         if took_part:
             own = self.rank

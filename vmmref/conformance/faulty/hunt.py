@@ -15,9 +15,9 @@ from types import FrameType
 from vmmref import simcuda
 from vmmref.conformance.failure import Failure
 from vmmref.conformance.faulty.broken import FaultyPool
-from vmmref.conformance.flavours import usable
+from vmmref.conformance.flavours import NEEDED, Flavour, usable
 from vmmref.conformance.loading import describe_error
-from vmmref.conformance.run import Rig, replay
+from vmmref.conformance.run import Rig, SubjectError, replay
 from vmmref.conformance.shrink import Budget, shrink
 from vmmref.conformance.subjects.reference import ReferenceSubject
 from vmmref.conformance.walk import Schedule, Unit
@@ -100,7 +100,7 @@ class Watch:
 
 
 class Hunt:
-    """One broken pool under the walk of the harness. A simulated driver is reset at the end."""
+    """One broken pool under the walk of the harness. A simulated driver is reset after every episode."""
 
     def __init__(self, pool: FaultyPool, device: str = "sim", seed: int = 0) -> None:
         """Raises VmmRefError where there is no such device."""
@@ -110,6 +110,7 @@ class Hunt:
         self.watch = Watch(HANG_SECONDS[subject.describe().simulated])
         self.rig = Rig(subject, self.watch.follow)
         self.sound = Rig(ReferenceSubject(device), self.watch.follow)
+        self.simulator = simcuda.loaded()
         self.others: dict[str, None] = {}
 
     def run(self, seconds: float, shrink_seconds: float) -> Catch:
@@ -122,7 +123,8 @@ class Hunt:
             # A pool so broken that the harness cannot go on with it is no reason to lose the other hunts.
             note = describe_error(error)
         finally:
-            _reset()
+            if self.simulator is not None:
+                self.simulator.set_mode("threads")
         others = tuple(rule for rule in self.others if rule != self.pool.rule)
         return Catch(self.pool, failure, others, time.monotonic() - started, self.rig.operations, note)
 
@@ -131,8 +133,7 @@ class Hunt:
         schedule, index = Schedule(usable(self.rig.description, "any"), least=1), 0
         while time.monotonic() < end:
             before = dict(self.rig.monitor.exercised)
-            # Every other time the flavour that exercises the pool's rule most.
-            flavour = schedule.choose(index, {self.pool.rule: 0})
+            flavour = self._flavour(schedule, index)
             failures = self._episode(Unit(self.seed, index, flavour, "any"))
             schedule.learn(flavour, before, self.rig.monitor.exercised)
             self.others.update(dict.fromkeys(failure.rule for failure in failures))
@@ -142,18 +143,31 @@ class Hunt:
             index += 1
         return None
 
+    def _flavour(self, schedule: Schedule, index: int) -> Flavour:
+        """All flavours in turn, and every other time the one that exercises the pool's rule most, or is made for it."""
+        rule = self.pool.rule
+        if index % 2 and not self.rig.monitor.exercised.get(rule):
+            for flavour in schedule.flavours:
+                if NEEDED.get(flavour.name) in RULES[rule].needs:
+                    return flavour
+        return schedule.choose(index, {rule: 0})
+
     def _episode(self, unit: Unit) -> list[Failure]:
         return self._guarded(lambda: unit.run(self.rig))
 
     def _guarded(self, run: Callable[[], list[Failure]]) -> list[Failure]:
-        """What `run` finds; [] for a pool that cannot have the shape, LIFE-5 for an operation that hangs."""
+        """What `run` finds; LIFE-5 for an operation that hangs, [] for a pool that cannot be made or, whole, ended."""
         try:
             with self.watch.interrupting():
                 return run()
-        except ValueError:
+        except (ValueError, SubjectError):
             return []
         except Hung:
             return [self.watch.failure()]
+        finally:
+            if self.simulator is not None:
+                # What a broken pool has not given back must not be in the way of the next one.
+                self.simulator.reset()
 
     def _again(self, rig: Rig, failure: Failure, shape: Shape, operations: Sequence[Operation]) -> Failure | None:
         found = self._guarded(lambda: replay(rig, shape, operations, home=failure.at_end))
@@ -170,14 +184,6 @@ class Hunt:
             Budget(REPLAYS, seconds),
         )
         return shortest if self._is_its_own(shortest) else failure
-
-
-def _reset() -> None:
-    """Let nothing that a broken pool has not given back be in the way of what comes next in this process."""
-    simulator = simcuda.loaded()
-    if simulator is not None:
-        simulator.reset()
-        simulator.set_mode("threads")
 
 
 def hunt(pool: FaultyPool, device: str, seeds: int, seconds: float, shrink_seconds: float) -> Catch:

@@ -59,11 +59,11 @@ class ActsOnTheSlot(_Words):
 
 
 @broken("LIV-1")
-class NeverLooksAtTheLastSlot(_Words):
-    """Leaves out the last slot, by a loop that ends one too early: its lease is acknowledged and never recycled."""
+class NeverLooksAtSlotZero(_Words):
+    """Leaves out slot 0, by a loop that starts one too late: its lease is acknowledged and never recycled."""
 
     def all_acknowledged(self, holding: Holding) -> bool:
-        return holding.lease.slot < self._layout.slots - 1 and super().all_acknowledged(holding)
+        return holding.lease.slot > 0 and super().all_acknowledged(holding)
 
 
 @broken("LIFE-5")

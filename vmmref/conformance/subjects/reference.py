@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,6 +30,15 @@ _UNKNOWN_ERROR = 999
 _TIMEOUT_ERROR = 702
 """CUDA_ERROR_LAUNCH_TIMEOUT: what the simulator answers to a wait that nothing can end."""
 _SETTLE_SECONDS = 30.0
+_GIVE_BACK = {
+    "cuMemRelease": "handles",
+    "cuMemUnmap": "mappings",
+    "cuMemAddressFree": "reservations",
+    "cuStreamDestroy": "streams",
+    "cuEventDestroy": "events",
+    "cuMemFreeHost": "pinned",
+}
+"""Calls that give something back, and what is left when the driver refuses one."""
 _NOT_ON_HARDWARE = frozenset({"stepping", "faults", "leaks"})
 
 
@@ -116,6 +125,8 @@ class ReferenceSession:
         self._copies: dict[int, tuple[TensorProxy, int]] = {}
         self._readers: dict[int, Reconstruction] = {}
         self._looks: dict[int, PoolLook] = {}
+        self._kept: Counter[str] = Counter()
+        self._entered: int | None = None
         self._last: Observation | None = None
         self._seen: tuple[str, int, bytes] = ("", -1, b"")
         self._surroundings = contextlib.ExitStack()
@@ -163,8 +174,12 @@ class ReferenceSession:
     def _outcome_of(self, error: errors.VmmRefError) -> Outcome:
         message = "\n".join([str(error), *getattr(error, "__notes__", ())])
         if isinstance(error, errors.DriverError | errors.WaitTimeout):
-            failed = self.pool.failure is not None
-            return Outcome("failed", Reason.POOL_FAILED if failed else error.reason, message=message)
+            if isinstance(error, errors.DriverError) and error.call in _GIVE_BACK:
+                # What the driver refuses to take back stays, and is no leak of the pool's.
+                self._kept[_GIVE_BACK[error.call]] += 1
+            failed = self.pool.failure is error
+            entered, self._entered = self._entered, None
+            return Outcome("failed", Reason.POOL_FAILED if failed else error.reason, count=entered, message=message)
         return refused(error.reason, message)
 
     # ---- producer
@@ -242,10 +257,8 @@ class ReferenceSession:
         return DONE
 
     def _read(self, operation: op.Read) -> Outcome:
-        try:
+        with self._reading(operation.proxy):
             reading = self._begin(operation.proxy)
-        except errors.DriverError as error:
-            return self._failed_read(operation.proxy, error)
         self._readers[operation.reader] = reading
         return Outcome("done", cached=reading.cached)
 
@@ -257,16 +270,20 @@ class ReferenceSession:
         return Outcome("done", digest=payloads.digest(self._readers.pop(operation.reader).finish()))
 
     def _fetch(self, operation: op.Fetch) -> Outcome:
-        try:
+        with self._reading(operation.proxy):
             reading = self._begin(operation.proxy)
             return Outcome("done", digest=payloads.digest(reading.finish()), cached=reading.cached)
-        except errors.DriverError as error:
-            return self._failed_read(operation.proxy, error)
 
-    def _failed_read(self, proxy: int, error: errors.DriverError) -> Outcome:
-        """A failed reconstruction, with whether the rank has taken part in the lease all the same (CON-4)."""
+    @contextlib.contextmanager
+    def _reading(self, proxy: int) -> Iterator[None]:
+        """Around a reconstruction: note whether a failing one has made the rank take part in the lease (CON-4)."""
         copy, rank = self._copies[proxy]
-        return dataclasses.replace(self._outcome_of(error), count=int(copy.took_part(rank)))
+        before, self._entered = copy.took_part(rank), None
+        try:
+            yield
+        except errors.DriverError:
+            self._entered = int(copy.took_part(rank) and not before)
+            raise
 
     def _release(self, operation: op.Release) -> Outcome:
         copy, rank = self._copies[operation.proxy]
@@ -303,9 +320,12 @@ class ReferenceSession:
         assert self._simulator is not None, "Faulty is declared for the simulator only"
         self._simulator.fail_any(operation.call, _UNKNOWN_ERROR)
         try:
-            return self.apply(operation.operation)
+            outcome = self.apply(operation.operation)
         finally:
             self._simulator.clear_faults()
+        if outcome.kind == "failed":
+            self._simulator.drain_all()
+        return outcome
 
     def _construct(self, operation: op.Construct) -> Outcome:
         before = self._usage()
@@ -385,7 +405,7 @@ class ReferenceSession:
         if self._simulator is None:
             return None
         after = self._usage()
-        counts = {kind: after[kind] - self._usage_before[kind] for kind in after}
+        counts = {kind: after[kind] - self._usage_before[kind] - self._kept[kind] for kind in after}
         return Leftovers({kind: count for kind, count in counts.items() if count})
 
 

@@ -201,7 +201,8 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 {
     BEGIN(cuCtxSetCurrent);
     if (context && !context_known(context))
-        return END(misuse(CUDA_ERROR_INVALID_CONTEXT, "cuCtxSetCurrent of %p, which is no live context", (void *)context));
+        return END(misuse(CUDA_ERROR_INVALID_CONTEXT, "cuCtxSetCurrent of %p, which is no live context",
+                          (void *)context));
     if (depth == 0) depth = 1;
     stack[depth - 1] = context;
     if (!context) depth--;

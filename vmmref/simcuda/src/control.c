@@ -49,7 +49,8 @@ static const char *value_problem(int option, uint64_t value)
                    ? NULL
                    : "the granularity is a power of two from the host page to 1 GiB";
     case VMMSIM_DRIVER_VERSION:
-        return value >= 12000 && value < 100000 ? NULL : "the driver version is a number like 13000, and at least 12000";
+        return value >= 12000 && value < 100000 ? NULL
+                                                : "the driver version is a number like 13000, and at least 12000";
     case VMMSIM_HANDLE_TYPES:
         return (value & ~(uint64_t)(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC)) == 0
                    ? NULL

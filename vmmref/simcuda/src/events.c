@@ -74,7 +74,8 @@ EXPORT CUresult cuEventDestroy_v2(CUevent handle)
     BEGIN(cuEventDestroy_v2);
     Event *event = map_find(&sim.events, (uint64_t)(uintptr_t)handle);
     if (!event)
-        return END(misuse(CUDA_ERROR_INVALID_HANDLE, "cuEventDestroy of event %p, which is destroyed or was never made", (void *)handle));
+        return END(misuse(CUDA_ERROR_INVALID_HANDLE,
+                          "cuEventDestroy of event %p, which is destroyed or was never made", (void *)handle));
     CUresult result = sim.contexts[event->device].sticky;
     map_remove(&sim.events, event->id);
     event_drop(event);

@@ -93,7 +93,8 @@ EXPORT CUresult vmmsim_fail_call(const char *name, uint64_t k, int result)
         remember_error("the simulator carries out no call named %s", name);
         return CUDA_ERROR_NOT_FOUND;
     }
-    return arm((Fault){.kind = FAULT_CALL, .name = name ? call_name((Call)call) : NULL, .remaining = k, .result = result});
+    return arm((Fault){.kind = FAULT_CALL, .name = name ? call_name((Call)call) : NULL, .remaining = k,
+               .result = result});
 }
 
 EXPORT CUresult vmmsim_fail_piece(uint64_t k, int result, int sticky)

@@ -1,14 +1,13 @@
 /*
- * Physical memory and the handles that keep it: create, release, retain, export, import.
+ * Physical memory and the handles that keep it: create, release, retain. sharing.c has export and import.
  *
- * An allocation is a memfd: its bytes, and behind them one page, the trailer, with a magic number, the size, an identity
+ * An allocation is a memfd: its bytes, and behind them one page, the trailer, with a magic number, the size,
+     an identity
  * and the properties. So an importer in any process learns the size and properties from the descriptor alone, and a
  * descriptor of something else is told apart. Sealed against shrinking, so that no process can make a mapping fault.
  */
 #include <dirent.h>
-#include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -19,23 +18,6 @@
 #include "sim.h"
 
 static const char trailer_magic[16] = "vmmref-sim-mem1";
-static const char fabric_magic[8] = "vmmfab1";
-
-typedef struct {
-    char magic[16];
-    unsigned char uuid[16];
-    uint64_t size;
-    CUmemAllocationProp properties;
-} Trailer;
-
-/* What the 64 bytes of a fabric handle say: where the exporter keeps the memory open. They pin nothing. */
-typedef struct {
-    char magic[8];
-    int32_t process, descriptor;
-    unsigned char uuid[16];
-} FabricHandle;
-
-_Static_assert(sizeof(FabricHandle) <= sizeof(CUmemFabricHandle), "a fabric handle is 64 bytes");
 
 Handle *handle_find(uint64_t id)
 {
@@ -66,6 +48,13 @@ static void allocation_free(Allocation *allocation)
     free(allocation);
 }
 
+Allocation *allocation_known(const unsigned char *uuid)
+{
+    for (size_t i = 0; i < sim.allocation_count; i++)
+        if (memcmp(sim.allocations[i]->uuid, uuid, sizeof sim.allocations[i]->uuid) == 0) return sim.allocations[i];
+    return NULL;
+}
+
 static bool trailer_write(const Allocation *allocation)
 {
     Trailer trailer = {.size = allocation->size, .properties = allocation->properties};
@@ -75,7 +64,7 @@ static bool trailer_write(const Allocation *allocation)
     return pwrite(allocation->descriptor, &trailer, sizeof trailer, (off_t)allocation->size) == sizeof trailer;
 }
 
-static bool trailer_read(int descriptor, Trailer *trailer)
+bool trailer_read(int descriptor, Trailer *trailer)
 {
     struct stat status;
     if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size <= HOST_PAGE) return false;
@@ -96,7 +85,7 @@ static bool memory_open(Allocation *allocation)
     return false;
 }
 
-static CUresult handle_new(Allocation *allocation, Handle **handle)
+CUresult handle_new(Allocation *allocation, Handle **handle)
 {
     Handle *made = calloc(1, sizeof *made);
     if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -131,6 +120,23 @@ CUresult handle_create(uint64_t size, const CUmemAllocationProp *properties, Han
         free(allocation);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    CUresult result = allocation_keep(allocation);
+    if (result == CUDA_SUCCESS) result = handle_new(allocation, handle);
+    if (result != CUDA_SUCCESS) allocation_free(allocation);
+    return result;
+}
+
+/* Memory that another process made, behind a descriptor that this takes. */
+CUresult handle_adopt(int descriptor, const Trailer *trailer, Handle **handle)
+{
+    Allocation *allocation = calloc(1, sizeof *allocation);
+    if (!allocation) {
+        close(descriptor);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *allocation = (Allocation){.descriptor = descriptor, .size = trailer->size, .properties = trailer->properties,
+                               .imported = true};
+    memcpy(allocation->uuid, trailer->uuid, sizeof allocation->uuid);
     CUresult result = allocation_keep(allocation);
     if (result == CUDA_SUCCESS) result = handle_new(allocation, handle);
     if (result != CUDA_SUCCESS) allocation_free(allocation);
@@ -225,7 +231,8 @@ static CUresult properties_check(const CUmemAllocationProp *properties)
     if (types & ~(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_WIN32 | CU_MEM_HANDLE_TYPE_WIN32_KMT |
                   CU_MEM_HANDLE_TYPE_FABRIC))
         return CUDA_ERROR_INVALID_VALUE;
-    if (types & CU_MEM_HANDLE_TYPE_FABRIC & ~supported) return CUDA_ERROR_NOT_PERMITTED; /* as without an IMEX channel */
+    /* As without an IMEX channel. */
+    if (types & CU_MEM_HANDLE_TYPE_FABRIC & ~supported) return CUDA_ERROR_NOT_PERMITTED;
     return types & ~supported ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
@@ -246,7 +253,8 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
     BEGIN(cuMemCreate);
     if (!handle || !properties || flags != 0) return END(CUDA_ERROR_INVALID_VALUE);
     if (size == 0 || size % setting(VMMSIM_GRANULARITY) != 0)
-        return END(misuse(CUDA_ERROR_INVALID_VALUE, "cuMemCreate of %zu bytes, not a multiple of the granularity %llu", size,
+        return END(misuse(CUDA_ERROR_INVALID_VALUE,
+                          "cuMemCreate of %zu bytes, not a multiple of the granularity %llu", size,
                           (unsigned long long)setting(VMMSIM_GRANULARITY)));
     CUresult result = properties_check(properties);
     if (result != CUDA_SUCCESS) return END(result);
@@ -261,7 +269,8 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle id)
     BEGIN(cuMemRelease);
     Handle *handle = handle_find(id);
     if (!handle)
-        return END(misuse(CUDA_ERROR_INVALID_VALUE, "cuMemRelease of handle 0x%llx, which is released or was never made", id));
+        return END(misuse(CUDA_ERROR_INVALID_VALUE,
+                          "cuMemRelease of handle 0x%llx, which is released or was never made", id));
     return END(handle_release(handle));
 }
 
@@ -280,112 +289,9 @@ EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop
     BEGIN(cuMemGetAllocationPropertiesFromHandle);
     const Handle *handle = handle_find(id);
     if (!handle)
-        return END(misuse(CUDA_ERROR_INVALID_VALUE, "properties asked of handle 0x%llx, which is released or was never made", id));
+        return END(misuse(CUDA_ERROR_INVALID_VALUE,
+                          "properties asked of handle 0x%llx, which is released or was never made", id));
     if (!properties) return END(CUDA_ERROR_INVALID_VALUE);
     *properties = handle->allocation->properties;
     return END(CUDA_SUCCESS);
-}
-
-static CUresult export_fabric(const Allocation *allocation, CUmemFabricHandle *shareable)
-{
-    FabricHandle fabric = {.process = getpid(), .descriptor = allocation->descriptor};
-    memcpy(fabric.magic, fabric_magic, sizeof fabric.magic);
-    memcpy(fabric.uuid, allocation->uuid, sizeof fabric.uuid);
-    memset(shareable, 0, sizeof *shareable);
-    memcpy(shareable, &fabric, sizeof fabric);
-    return CUDA_SUCCESS;
-}
-
-EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle id, int type,
-                                             unsigned long long flags)
-{
-    BEGIN(cuMemExportToShareableHandle);
-    const Handle *handle = handle_find(id);
-    if (!handle)
-        return END(misuse(CUDA_ERROR_INVALID_VALUE, "export of handle 0x%llx, which is released or was never made", id));
-    if (!shareable || flags != 0) return END(CUDA_ERROR_INVALID_VALUE);
-    if (type == 0 || (type & (type - 1)) != 0 || !(handle->allocation->properties.requestedHandleTypes & type))
-        return END(CUDA_ERROR_INVALID_VALUE);
-    if (type == CU_MEM_HANDLE_TYPE_FABRIC) return END(export_fabric(handle->allocation, shareable));
-    int descriptor = fcntl(handle->allocation->descriptor, F_DUPFD_CLOEXEC, 0);
-    if (descriptor < 0) return END(CUDA_ERROR_OPERATING_SYSTEM);
-    memcpy(shareable, &descriptor, sizeof descriptor);
-    return END(CUDA_SUCCESS);
-}
-
-/* The importer opens the memory through the exporter's open descriptor: same user, exporter alive, same identity. */
-static CUresult open_fabric(const void *shareable, int *descriptor)
-{
-    FabricHandle fabric;
-    Trailer trailer;
-    struct stat status;
-    char path[64];
-    memcpy(&fabric, shareable, sizeof fabric);
-    if (memcmp(fabric.magic, fabric_magic, sizeof fabric.magic) != 0) return CUDA_ERROR_INVALID_VALUE;
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", fabric.process, fabric.descriptor);
-    /* Look before opening: the number may by now belong to another process, and opening a pipe or device has effects. */
-    if (stat(path, &status) != 0 || !S_ISREG(status.st_mode))
-        return errno == EACCES || errno == EPERM ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_INVALID_VALUE;
-    *descriptor = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-    if (*descriptor < 0) return errno == EACCES || errno == EPERM ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_INVALID_VALUE;
-    if (trailer_read(*descriptor, &trailer) && memcmp(trailer.uuid, fabric.uuid, sizeof fabric.uuid) == 0)
-        return CUDA_SUCCESS;
-    close(*descriptor);
-    return CUDA_ERROR_INVALID_VALUE;
-}
-
-static Allocation *allocation_known(const unsigned char *uuid)
-{
-    for (size_t i = 0; i < sim.allocation_count; i++)
-        if (memcmp(sim.allocations[i]->uuid, uuid, sizeof sim.allocations[i]->uuid) == 0) return sim.allocations[i];
-    return NULL;
-}
-
-/* Takes the descriptor. Memory that this process has already is not counted twice. */
-static CUresult import_descriptor(int descriptor, int type, Handle **handle)
-{
-    Trailer trailer;
-    CUresult result = CUDA_ERROR_INVALID_VALUE;
-    Allocation *allocation = NULL;
-    if (trailer_read(descriptor, &trailer) && (trailer.properties.requestedHandleTypes & type)) {
-        result = device_valid(trailer.properties.location.id) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
-        allocation = allocation_known(trailer.uuid);
-    }
-    if (result != CUDA_SUCCESS || allocation) {
-        close(descriptor);
-        return result == CUDA_SUCCESS ? handle_new(allocation, handle) : result;
-    }
-    allocation = calloc(1, sizeof *allocation);
-    if (!allocation) {
-        close(descriptor);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *allocation = (Allocation){.descriptor = descriptor, .size = trailer.size, .properties = trailer.properties,
-                               .imported = true};
-    memcpy(allocation->uuid, trailer.uuid, sizeof allocation->uuid);
-    result = allocation_keep(allocation);
-    if (result == CUDA_SUCCESS) result = handle_new(allocation, handle);
-    if (result != CUDA_SUCCESS) allocation_free(allocation);
-    return result;
-}
-
-EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *id, void *shareable, int type)
-{
-    BEGIN(cuMemImportFromShareableHandle);
-    int descriptor;
-    CUresult result = CUDA_SUCCESS;
-    if (!id) return END(CUDA_ERROR_INVALID_VALUE);
-    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && type != CU_MEM_HANDLE_TYPE_FABRIC)
-        return END(type == CU_MEM_HANDLE_TYPE_WIN32 || type == CU_MEM_HANDLE_TYPE_WIN32_KMT ? CUDA_ERROR_NOT_SUPPORTED
-                                                                                            : CUDA_ERROR_INVALID_VALUE);
-    if (!((int)setting(VMMSIM_HANDLE_TYPES) & type))
-        return END(type == CU_MEM_HANDLE_TYPE_FABRIC ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_NOT_SUPPORTED);
-    if (type == CU_MEM_HANDLE_TYPE_FABRIC)
-        result = shareable ? open_fabric(shareable, &descriptor) : CUDA_ERROR_INVALID_VALUE;
-    else if ((descriptor = fcntl((int)(intptr_t)shareable, F_DUPFD_CLOEXEC, 0)) < 0)
-        result = CUDA_ERROR_INVALID_VALUE;
-    Handle *handle;
-    if (result == CUDA_SUCCESS) result = import_descriptor(descriptor, type, &handle);
-    if (result == CUDA_SUCCESS) *id = handle->id;
-    return END(result);
 }

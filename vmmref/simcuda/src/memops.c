@@ -18,7 +18,8 @@ static CUresult check(const MemoryOperation *operation)
     if (!operation->wait && operation->flags == CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)
         return CUDA_ERROR_NOT_SUPPORTED; /* this version of the interface has no unordered write */
     if (operation->address % operation->width != 0)
-        return misuse(CUDA_ERROR_INVALID_VALUE, "stream %s of a %u-byte word at 0x%llx, which is not aligned to it", kind,
+        return misuse(CUDA_ERROR_INVALID_VALUE, "stream %s of a %u-byte word at 0x%llx, which is not aligned to it",
+                      kind,
                       operation->width, (unsigned long long)operation->address);
     if (operation->address == 0 || place_of(operation->address) == PLACE_UNKNOWN) return CUDA_ERROR_INVALID_VALUE;
     const Mapping *mapping = mapping_at(operation->address);
@@ -93,7 +94,8 @@ static bool unpack(const CUstreamBatchMemOpParams *entry, MemoryOperation *opera
 }
 
 /* All entries are checked before the first is enqueued. */
-EXPORT CUresult cuStreamBatchMemOp_v2(CUstream handle, unsigned count, CUstreamBatchMemOpParams *entries, unsigned flags)
+EXPORT CUresult cuStreamBatchMemOp_v2(CUstream handle, unsigned count, CUstreamBatchMemOpParams *entries,
+                                      unsigned flags)
 {
     BEGIN(cuStreamBatchMemOp_v2);
     Stream *stream;

@@ -58,7 +58,8 @@ EXPORT CUresult cuMemFreeHost(void *address)
     BEGIN(cuMemFreeHost);
     Span *span = pinned_at(address);
     if (!span || span->base != (uint64_t)(uintptr_t)address)
-        return END(misuse(CUDA_ERROR_INVALID_VALUE, "cuMemFreeHost of %p, which is no pinned allocation or is freed", address));
+        return END(misuse(CUDA_ERROR_INVALID_VALUE, "cuMemFreeHost of %p, which is no pinned allocation or is freed",
+                          address));
     const Stream *stream;
     if (stream_queued_use(span->base, span->size, &stream))
         violation("cuMemFreeHost of %p while stream 0x%llx still has work queued on it", address,

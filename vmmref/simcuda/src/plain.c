@@ -41,7 +41,8 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
     if (address == 0) return END(CUDA_SUCCESS);
     Mapping *mapping = mapping_at(address);
     if (!mapping || !mapping->plain || mapping->span.base != address)
-        return END(misuse(CUDA_ERROR_INVALID_VALUE, "cuMemFree of 0x%llx, which cuMemAlloc did not give or which is freed", address));
+        return END(misuse(CUDA_ERROR_INVALID_VALUE,
+                          "cuMemFree of 0x%llx, which cuMemAlloc did not give or which is freed", address));
     CUresult result = device_synchronize(mapping->handle->allocation->properties.location.id);
     mapping = mapping_at(address); /* the lock was free while waiting */
     if (result == CUDA_ERROR_LAUNCH_TIMEOUT || !mapping) return END(result);

@@ -91,6 +91,14 @@ typedef struct {
     unsigned handles; /* a handle stays while it is referenced or mapped */
 } Allocation;
 
+/* The page behind the bytes of an allocation. */
+typedef struct {
+    char magic[16];
+    unsigned char uuid[16];
+    uint64_t size;
+    CUmemAllocationProp properties;
+} Trailer;
+
 typedef struct {
     uint64_t id;
     Allocation *allocation;
@@ -108,8 +116,8 @@ typedef struct {
 
 /* ---- Streams and their pieces ---- */
 
-/* FRAMEWORK: a tensor of a framework on the simulated device. It lies in host memory that the framework owns, and is device
- * memory to whoever copies between devices: never staged, never waited for. */
+/* FRAMEWORK: a tensor of a framework on the simulated device. It lies in host memory that the framework owns, and is
+ * device memory to whoever copies between devices: never staged, never waited for. */
 typedef enum { PLACE_DEVICE, PLACE_PINNED, PLACE_PAGEABLE, PLACE_FRAMEWORK, PLACE_STAGED, PLACE_UNKNOWN } Place;
 
 typedef struct Stream Stream;
@@ -224,6 +232,10 @@ void contexts_forget_errors(void);
 /* handles.c */
 Handle *handle_find(uint64_t id);
 CUresult handle_create(uint64_t size, const CUmemAllocationProp *properties, Handle **handle);
+CUresult handle_new(Allocation *allocation, Handle **handle);
+CUresult handle_adopt(int descriptor, const Trailer *trailer, Handle **handle);
+Allocation *allocation_known(const unsigned char *uuid);
+bool trailer_read(int descriptor, Trailer *trailer);
 CUresult handle_release(Handle *handle);
 void handle_unmapped(Handle *handle);
 uint64_t handle_references(void);
@@ -232,9 +244,13 @@ uint64_t handle_bytes(void);
 uint64_t handle_device_bytes(int device);
 void handles_reset(void);
 
-/* memory.c */
+/* addresses.c */
 uint64_t address_reserve(uint64_t size, uint64_t alignment, uint64_t hint, SpanKind kind);
 void address_give_back(Span *space);
+void address_clear(uint64_t base, uint64_t size);
+void addresses_reset(void);
+
+/* memory.c */
 CUresult mapping_add(uint64_t address, Handle *handle, Mapping **mapping);
 CUresult mapping_protect(Mapping *mapping);
 void mapping_remove(Mapping *mapping);
@@ -255,16 +271,22 @@ Stream *stream_numbered(uint64_t id);
 CUresult stream_legacy(Stream **stream);
 void stream_retain(Stream *stream);
 void stream_drop(Stream *stream);
-void stream_pop(Stream *stream);
-void stream_withdraw(Stream *stream, uint64_t sequence);
+void stream_leave(Stream *stream);
+void streams_cancel(int device); /* -1: all devices */
+
+/* queue.c */
 Piece *piece_new(vmmsim_kind kind);
 void piece_free(Piece *piece);
 CUresult stream_submit(Stream *stream, Piece *piece);
+void stream_pop(Stream *stream);
+void stream_withdraw(Stream *stream, uint64_t sequence);
 const Piece *stream_queued_use(uint64_t base, uint64_t size, const Stream **stream);
-void streams_cancel(int device); /* -1: all devices */
-CUresult stream_take_error(Stream *stream);
+
+/* worker.c */
+CUresult worker_start(Stream *stream);
 
 /* waiting.c */
+CUresult stream_take_error(Stream *stream);
 CUresult stream_wait(Stream *stream, uint64_t sequence);
 CUresult stream_synchronize(Stream *stream);
 CUresult device_synchronize(int device);

@@ -69,9 +69,11 @@ static CUresult copy(Stream *stream, Copy wanted)
 static CUresult fill(Stream *stream, uint64_t destination, uint64_t value, unsigned width, size_t count, bool wait)
 {
     if (count == 0) return CUDA_SUCCESS;
-    if (destination == 0 || place_of(destination) == PLACE_UNKNOWN || count > SIZE_MAX / width) return CUDA_ERROR_INVALID_VALUE;
+    if (destination == 0 || place_of(destination) == PLACE_UNKNOWN || count > SIZE_MAX / width)
+        return CUDA_ERROR_INVALID_VALUE;
     if (destination % width != 0)
-        return misuse(CUDA_ERROR_INVALID_VALUE, "memset of %u-byte words at 0x%llx, which is not aligned to them", width,
+        return misuse(CUDA_ERROR_INVALID_VALUE, "memset of %u-byte words at 0x%llx, which is not aligned to them",
+                      width,
                       (unsigned long long)destination);
     Piece *piece = piece_new(VMMSIM_MEMSET);
     if (!piece) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -68,7 +68,7 @@ VMMSIM_API int vmmsim_step(uint64_t stream, vmmsim_piece *info);
  * satisfied wait) and the bookkeeping pieces right behind it. Answers as vmmsim_step, for the memory piece. */
 VMMSIM_API int vmmsim_step_memory(uint64_t stream, vmmsim_piece *info);
 
-/* Run the oldest piece of all stepped streams, by the order of the calls that enqueued them; blocked streams are skipped. */
+/* Run the oldest piece of all stepped streams, by the order of the calls; blocked streams are skipped. */
 VMMSIM_API int vmmsim_step_submission(vmmsim_piece *info);
 
 /* The oldest piece without running it: VMMSIM_EMPTY, VMMSIM_RAN (it could run now) or VMMSIM_BLOCKED. */
@@ -77,14 +77,14 @@ VMMSIM_API int vmmsim_peek(uint64_t stream, vmmsim_piece *info);
 /* Pieces queued on a stream; -1: unknown stream. */
 VMMSIM_API int64_t vmmsim_pending(uint64_t stream);
 
-/* Run all that can run: a stream (with what it depends on), or every stepped stream. Answers the pieces left; -1 as above. */
+/* Run all that can run: a stream (with what it depends on), or every stepped stream. Answers the pieces left, or -1. */
 VMMSIM_API int64_t vmmsim_drain(uint64_t stream);
 VMMSIM_API int64_t vmmsim_drain_all(void);
 
 /* Faults. k counts from 1, from the moment of arming. A failing call has no effect. */
 VMMSIM_API CUresult vmmsim_fail_call(const char *name, uint64_t k, int result); /* name NULL: any call */
 VMMSIM_API CUresult vmmsim_fail_piece(uint64_t k, int result, int sticky);      /* k-th memory piece to run */
-VMMSIM_API CUresult vmmsim_limit_memory(uint64_t bytes);                        /* budget over all devices; UINT64_MAX none */
+VMMSIM_API CUresult vmmsim_limit_memory(uint64_t bytes); /* budget over all devices; UINT64_MAX: none */
 VMMSIM_API void vmmsim_clear_faults(void);
 VMMSIM_API uint64_t vmmsim_armed(void);                   /* faults that have not fired */
 VMMSIM_API int64_t vmmsim_call_count(const char *name);   /* name NULL: all; -1: no such call */

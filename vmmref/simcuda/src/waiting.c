@@ -25,25 +25,29 @@ static const char *comparison_name(unsigned comparison)
 static void would_wait_for_ever(const Stream *stream)
 {
     const Stream *last = stream;
-    for (int hops = 0; hops < LONGEST_CHAIN && last->head->kind == VMMSIM_EVENT_WAIT && last->head->dependency->head; hops++)
+    for (int hops = 0; hops < LONGEST_CHAIN; hops++) {
+        if (last->head->kind != VMMSIM_EVENT_WAIT || !last->head->dependency->head) break;
         last = last->head->dependency;
+    }
     const Piece *piece = last->head;
     if (piece->kind == VMMSIM_WAIT)
-        violation_always("would wait for ever: stream 0x%llx waits%s for a word %s %llu at 0x%llx, which holds %llu, and no "
-                         "queued work that can run writes it",
+        violation_always("would wait for ever: stream 0x%llx waits%s for a word %s %llu at 0x%llx, which holds %llu, "
+                         "and no queued work that can run writes it",
                          (unsigned long long)last->id, last == stream ? "" : " (and others for it)",
                          comparison_name(piece->comparison),
                          (unsigned long long)piece->value, (unsigned long long)piece->destination,
                          (unsigned long long)load_word((void *)(uintptr_t)piece->destination, piece->width));
     else
-        violation_always("would wait for ever: stream 0x%llx: the streams wait for each other", (unsigned long long)stream->id);
+        violation_always("would wait for ever: stream 0x%llx: the streams wait for each other",
+                         (unsigned long long)stream->id);
 }
 
 /* The first piece queued on a stream that writes the word a wait looks at; 0 when there is none. */
 static uint64_t writes_word(const Stream *stream, const Piece *wait)
 {
     for (const Piece *piece = stream->head; piece; piece = piece->next)
-        if (piece->kind != VMMSIM_WAIT && range_overlaps(piece->destination, piece->bytes, wait->destination, wait->width))
+        if (piece->kind != VMMSIM_WAIT && range_overlaps(piece->destination, piece->bytes, wait->destination,
+                                                         wait->width))
             return piece->sequence;
     return 0;
 }
@@ -157,7 +161,8 @@ CUresult device_synchronize(int device)
     CUresult first = CUDA_SUCCESS;
     for (Stream *stream = sim.first_stream; stream;) {
         uint64_t sequence = 0;
-        for (const Piece *piece = stream->head; piece && piece->order < before; piece = piece->next) sequence = piece->sequence;
+        for (const Piece *piece = stream->head; piece && piece->order < before; piece = piece->next)
+            sequence = piece->sequence;
         if (stream->device != device || (sequence == 0 && stream->error == CUDA_SUCCESS)) {
             stream = stream->next;
             continue;

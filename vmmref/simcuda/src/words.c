@@ -29,7 +29,8 @@ static size_t copy_up_to(unsigned char **to, const unsigned char **from, size_t 
     while (count > 0 && ((uintptr_t)*to & (alignment - 1)) != 0) {
         size_t step = ((uintptr_t)*to & 3) == 0 && count >= 4 ? 4 : 1;
         if (step == 4)
-            __atomic_store_n((uint32_t *)*to, __atomic_load_n((const uint32_t *)*from, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+            __atomic_store_n((uint32_t *)*to, __atomic_load_n((const uint32_t *)*from, __ATOMIC_RELAXED),
+                             __ATOMIC_RELAXED);
         else
             __atomic_store_n(*to, __atomic_load_n(*from, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
         *to += step;
@@ -78,7 +79,8 @@ void fill_words(void *destination, uint64_t value, unsigned width, size_t count)
     unsigned char *to = destination;
     uint64_t pattern = width == 1 ? (value & 0xff) * 0x0101010101010101u : (value & 0xffffffffu) * 0x0000000100000001u;
     fence();
-    for (; count > 0 && ((uintptr_t)to & 3) != 0; to++, count--) __atomic_store_n(to, (uint8_t)pattern, __ATOMIC_RELAXED);
+    for (; count > 0 && ((uintptr_t)to & 3) != 0; to++, count--) __atomic_store_n(to, (uint8_t)pattern,
+                                                                                  __ATOMIC_RELAXED);
     if (count >= 4 && ((uintptr_t)to & 7) != 0) {
         __atomic_store_n((uint32_t *)to, (uint32_t)pattern, __ATOMIC_RELAXED);
         to += 4;
