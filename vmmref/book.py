@@ -128,6 +128,7 @@ class LeaseBook:
                 return None
             slot, generation = slots.lease()
             lease = PoolLease(self._nonce, slot, generation, span[0], span[1], nbytes)
+            # SLOT-2: a slot's only lease, which its words and its bytes belong to.
             holding = self._holdings[slot] = Holding(lease)
             self.changes += 1
         if generation > self._warn_above and not self._warned:

@@ -347,6 +347,11 @@ class ImportTable:
             message = f"producer process {card.producer_pid} does not exist any more"
             raise ProducerGone(Reason.PRODUCER_GONE, "REAP-3", message) from error
 
+    def device_of(self, nonce: bytes, rank: int) -> str | None:
+        """The device that a rank of this process acts on, None before it has acted."""
+        table = self._tables.get(nonce, {}).get(rank)
+        return None if table is None else table.device
+
     def find(self, nonce: bytes) -> tuple[PoolImport, ...]:
         """Imports of one pool, on any device."""
         return tuple(found for (key, _), found in tuple(self._imports.items()) if key == nonce)

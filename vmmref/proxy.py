@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from vmmref import tensors, wire
+from vmmref.driver.device import parse_device
 from vmmref.errors import ArgumentError, ProducerGone
 from vmmref.imports import IMPORTS, CopyOut, PoolImport, RankReader
 from vmmref.lease import PoolCard, PoolLease
@@ -109,13 +110,13 @@ class TensorProxy:
     ) -> None:
         """Acknowledge for one rank without reading: an abort. Nothing happens when the rank took part already.
 
-        `device` is where this process imports the pool if it has not yet; by default the producer's own kind of device.
+        `device` is where the rank acts; by default where it has acted before, or else this process's current device.
         """
         rank = self._check_rank(consumer_count, consumer_rank)
         if rank in self._done:
             return
         try:
-            owner = self._import_for_release(device)
+            owner = self._import_for_release(rank, device)
         except ProducerGone:
             # Nobody waits for this acknowledgement any more.
             self._done.add(rank)
@@ -135,11 +136,10 @@ class TensorProxy:
         """Whether this copy was read or released by that rank, or has failed to be: it will not be read again."""
         return consumer_rank in self._done
 
-    def _import_for_release(self, device: Any) -> PoolImport:
-        imported = IMPORTS.find(self.card.nonce)
-        if imported and device is None:
-            return imported[0]
-        return IMPORTS.open(self.card, device_name(device if device is not None else self.card.device_name))
+    def _import_for_release(self, rank: int, device: Any) -> PoolImport:
+        if device is None:
+            device = IMPORTS.device_of(self.card.nonce, rank) or current_device(self.card.device_name)
+        return IMPORTS.open(self.card, device_name(device))
 
     def _check_rank(self, consumer_count: int | None, consumer_rank: int | None) -> int:
         """ACK-4: one rank that the lease was published for; anything else is refused before any write."""
@@ -175,9 +175,17 @@ class TensorProxy:
         )
 
 
+def current_device(producers: str) -> str:
+    """The device that this process would use for a pool whose producer calls its own `producers`."""
+    kind, _ = parse_device(producers)
+    if kind == "sim":
+        return producers
+    import torch
+
+    return f"cuda:{torch.cuda.current_device()}"
+
+
 def device_name(device: Any) -> str:
     """The name of a device given as "sim", "cuda", "cuda:1" or a torch.device, in the one form used as a key."""
-    from vmmref.driver.device import parse_device
-
     kind, ordinal = parse_device(device if isinstance(device, str) else str(device))
     return f"{kind}:{ordinal}"

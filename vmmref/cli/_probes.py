@@ -134,7 +134,7 @@ def _memops(device: str, word_bytes: int) -> Answer:
         calls.synchronize_event(event)
         calls.destroy_event(event)
         calls.destroy_stream(stream)
-    return yes(f"a {word_bytes}-byte word was written and seen complete")
+    return yes(f"a word of {word_bytes} bytes was written and seen complete")
 
 
 class _Mapped:

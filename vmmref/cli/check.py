@@ -62,7 +62,7 @@ def command(
         raise UsageError(result.cannot_run or "the subject could not be started")
     wanted = [failure for failure in result.failures.values() if failure.rule in {rule.id for rule in selected}]
     saved = save_traces(traces, wanted, {"subject": subject, "device": device, "seed": str(number), "client": client})
-    table = report.rows(selected, result.description, result.exercised, result.failures, saved)
+    table = report.rows(selected, result.description, result.exercised, result.failures, saved, client)
     report.show(console, table, result.failures)
     _close(console, result, table, number)
     _write(

@@ -54,7 +54,8 @@ def command(
     started = time.monotonic()
     found, devices = examine()
     _show(found)
-    report = header(devices[0] if devices else None)
+    shown = {key: devices[0][key] for key in ("name", "simulated", "driver")} if devices else None
+    report = header(shown)
     report |= {"seed": None, "seconds": round(time.monotonic() - started, 3)}
     report["devices"] = devices
     report["capabilities"] = [{"name": row.name, "available": row.available, "why": row.why} for row in found]
@@ -70,7 +71,7 @@ def examine() -> tuple[list[Capability], list[dict[str, Any]]]:
     for probe in ("driver", "simulator"):
         for device in answers[probe].get("devices", []):
             devices.append(device)
-            found += [Capability(f"{device['name']}: {name}", *_tried(p, device["id"])) for name, p in PER_DEVICE]
+            found += [Capability(f"{device['id']}: {name}", *_tried(p, device["id"])) for name, p in PER_DEVICE]
     return found, devices
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vmmref.conformance.faulty.hunt import Catch
     from vmmref.conformance.faulty.pack import Orders, Ready
 
-PROFILES: dict[str, tuple[float, float]] = {"quick": (20.0, 3.0), "full": (180.0, 20.0)}
+PROFILES: dict[str, tuple[float, float]] = {"quick": (45.0, 3.0), "full": (180.0, 20.0)}
 """Seconds for one pool and seed, at most: until its rule is named, and for making the sequence shorter."""
 
 

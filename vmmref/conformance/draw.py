@@ -75,7 +75,7 @@ FAULTY: tuple[str, ...] = ("Wrap", "Fetch", "Recycle", "Cancel", "Construct", "P
 UNRULY: frozenset[str] = frozenset({"Faulty", "Tamper", "ReleaseLease", "Revoke"})
 """What a client that keeps the environment obligations never does."""
 
-SEEDS = 64
+SEEDS = 17
 """Payloads of neighbouring leases differ, and yet come from a cache."""
 MOST_CALLS = 12
 """Largest number of the driver call that is made to fail."""
@@ -98,10 +98,11 @@ def drawable(description: Description, client: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=256)
-def deck(dtypes: tuple[str, ...], data_size: int, whole: bool) -> tuple[Payload, ...]:
+def deck(dtypes: tuple[str, ...], data_size: int, whole: bool, ordinary: bool = False) -> tuple[Payload, ...]:
     """Payloads without seeds, simplest first, for a data area: some smaller, some that fill it, one that never fits.
 
     `whole` deals every dtype in every layout, 0-dim too; otherwise sizes count most.
+    `ordinary` leaves out 0-dim tensors and strided ones with a dimension of one element, which torch calls contiguous.
     """
     units = data_size // ALIGNMENT
     bytes_wide = next((dtype for dtype in dtypes if payloads.element_bytes(dtype) == 1), dtypes[0])
@@ -111,7 +112,11 @@ def deck(dtypes: tuple[str, ...], data_size: int, whole: bool) -> tuple[Payload,
     lengths += [data_size, data_size - size, data_size + size]
     sized = [Payload(bytes_wide, (max(1, length // size),), 0) for length in lengths]
     typed = [
-        _shaped(dtype, shape, layout) for dtype in dtypes for shape in _shapes(data_size) for layout in payloads.LAYOUTS
+        _shaped(dtype, shape, layout)
+        for dtype in dtypes
+        for shape in _shapes(data_size)
+        for layout in payloads.LAYOUTS
+        if not ordinary or (shape and not (layout == "transposed" and 1 in shape))
     ]
     fitting = [payload for payload in dict.fromkeys(typed) if payloads.nbytes(payload) <= data_size + ALIGNMENT]
     return tuple(dict.fromkeys([*sized[:1], *fitting])) if whole else (*sized, *fitting[:: max(1, len(fitting) // 6)])
@@ -126,8 +131,10 @@ def _shaped(dtype: str, shape: tuple[int, ...], layout: str) -> Payload:
 
 
 @lru_cache(maxsize=16384)
-def _dealt(dtypes: tuple[str, ...], data_size: int, whole: bool, index: int, seed: int) -> tuple[Payload, int, int]:
-    plain = deck(dtypes, data_size, whole)[index]
+def _dealt(
+    dtypes: tuple[str, ...], data_size: int, whole: bool, ordinary: bool, index: int, seed: int
+) -> tuple[Payload, int, int]:
+    plain = deck(dtypes, data_size, whole, ordinary)[index]
     payload = Payload(plain.dtype, plain.shape, seed, plain.layout)
     return payload, payloads.nbytes(payload), payloads.expected_digest(payload)
 
@@ -143,7 +150,7 @@ class Drawer:
         self.well_behaved = client == "well-behaved"
         self.split = "split" in description.capabilities
         self.dtypes = description.payload_dtypes
-        self.cards = len(deck(self.dtypes, shape.data_size, flavour.whole_dtypes))
+        self.cards = len(deck(self.dtypes, shape.data_size, flavour.whole_dtypes, self.well_behaved))
         self.tokens = tokens
         self.state: State | None = None
         self.kinds = drawable(description, client)
@@ -218,7 +225,8 @@ class Drawer:
 
     def _payload(self, pick: Pick, token: int) -> tuple[Payload, int, int]:
         index = pick(self.cards)
-        return _dealt(self.dtypes, self.shape.data_size, self.flavour.whole_dtypes, index, token % SEEDS)
+        whole, ordinary = self.flavour.whole_dtypes, self.well_behaved
+        return _dealt(self.dtypes, self.shape.data_size, whole, ordinary, index, token % SEEDS)
 
     def _publish(self, pick: Pick) -> Publish:
         token = self.tokens.new()

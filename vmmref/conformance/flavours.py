@@ -86,7 +86,7 @@ def usable(description: Description, client: str) -> tuple[Flavour, ...]:
         flavour
         for flavour in FLAVOURS
         if NEEDED.get(flavour.name, "") in {"", *description.capabilities}
-        and not (client == "well-behaved" and flavour.name in {"faults", "old handles"})
+        and not (client == "well-behaved" and flavour.name in {"faults", "old handles", "limit"})
         and not (flavour.name == "construct" and "Construct" not in description.operations)
         and not (flavour.name == "shutdown" and "Shutdown" not in description.operations)
     )

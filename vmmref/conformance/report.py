@@ -11,7 +11,7 @@ from vmmref.conformance.failure import Failure
 from vmmref.conformance.loading import LEVELS
 from vmmref.conformance.subject import CAPABILITIES, Description
 from vmmref.conformance.timeline import failure_lines
-from vmmref_models import RULES, Rule
+from vmmref_models import REACHABLE, RULES, Rule
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,17 +43,21 @@ def rows(
     exercised: Mapping[str, int],
     failures: Mapping[str, Failure],
     traces: Mapping[str, tuple[str, str]],
+    client: str = "any",
 ) -> list[Row]:
     """One row a selected rule. `traces` gives, by rule, the trace file and the command that replays it."""
-    return [
-        _row(rule, description, exercised.get(rule.id, 0), failures.get(rule.id), traces.get(rule.id))
-        for rule in selected
-    ]
+    return [_row(rule, description, client, exercised, failures.get(rule.id), traces.get(rule.id)) for rule in selected]
 
 
 def _row(
-    rule: Rule, description: Description, exercised: int, failure: Failure | None, trace: tuple[str, str] | None
+    rule: Rule,
+    description: Description,
+    client: str,
+    counts: Mapping[str, int],
+    failure: Failure | None,
+    trace: tuple[str, str] | None,
 ) -> Row:
+    exercised = counts.get(rule.id, 0)
     file, replay = trace or (None, None)
     if failure is not None:
         reason = f"expected {failure.expected}, got {failure.got}"
@@ -61,10 +65,15 @@ def _row(
     missing = unsupported(rule, description)
     if missing:
         return Row(rule.id, rule.title, rule.level, "not-supported", exercised, missing)
+    if not exercised and client == "well-behaved":
+        reason = "a well-behaved client never does what the rule speaks of"
+        return Row(rule.id, rule.title, rule.level, "not-supported", 0, reason)
     if not exercised:
         reason = "nothing that the rule speaks of happened in this run"
         return Row(rule.id, rule.title, rule.level, "could-not-run", 0, reason)
-    return Row(rule.id, rule.title, rule.level, "pass", exercised, "")
+    missed = [name for name in REACHABLE if name.startswith(f"{rule.id}/") and counts.get(name) == 0]
+    reason = "; ".join(f"never reached: {REACHABLE[name].sentence}" for name in missed)
+    return Row(rule.id, rule.title, rule.level, "pass", exercised, reason)
 
 
 def unsupported(rule: Rule, description: Description) -> str:
@@ -78,6 +87,10 @@ def unsupported(rule: Rule, description: Description) -> str:
     for capability in rule.needs:
         if capability not in description.capabilities:
             return f'the subject lacks "{capability}": {CAPABILITIES[capability]}'
+    if rule.id == "RNG-3" and description.fit != "best":
+        return "the subject declares a fit of its own"
+    if rule.id == "SLOT-3" and description.slot_order != "fifo":
+        return "the subject declares an order of slots of its own"
     names = {operation.__name__ for operation in rule.on}
     if names and not names & (description.operations | {"Advance", "Faulty"}):
         return f"the subject does not understand {' or '.join(sorted(names))}"
@@ -166,7 +179,7 @@ def show(console: Console, table: Iterable[Row], failures: Mapping[str, Failure]
     for row in listed:
         if row.state == "not-supported":
             continue
-        reason = "" if row.state in {"pass", "fail"} else f" ({row.reason})"
+        reason = f" ({row.reason})" if row.reason and row.state != "fail" else ""
         grid.add_row(row.id, Text(row.state, STYLES[row.state]), str(row.exercised), Text(row.title + reason))
     console.print(grid)
     for reason in dict.fromkeys(row.reason for row in listed if row.state == "not-supported"):

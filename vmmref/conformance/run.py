@@ -55,6 +55,10 @@ class Rig:
         self.operations = 0
         """Done so far, over all episodes."""
 
+    def counts(self) -> dict[str, int]:
+        """How often each rule was exercised so far, and by "RULE/name" each thing reached that some run must reach."""
+        return {**self.monitor.exercised, **self.monitor.reached}
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:

@@ -59,6 +59,7 @@ class Progress:
     phase: str
     operations: int
     exercised: dict[str, int]
+    """By rule, and by "RULE/name" for what some run must reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Search:
         end, index, refused, reason = self.clock() + plan.walk_seconds, first, 0, ValueError()
         self.phase = "walk"
         while self.clock() < end and (plan.walk_episodes is None or index < first + plan.walk_episodes):
-            before = dict(self.rig.monitor.exercised)
+            before = self.rig.counts()
             flavour = schedule.choose(index, before)
             self.tell(Started("walk", index, flavour.name))
             try:
@@ -107,7 +108,7 @@ class Search:
                 refused, reason = refused + 1, error
                 if refused >= REFUSED_SHAPES:
                     break
-            schedule.learn(flavour, before, self.rig.monitor.exercised)
+            schedule.learn(flavour, before, self.rig.counts())
             self._progress()
             index += 1
         self._progress(force=True)
@@ -166,7 +167,7 @@ class Search:
         now = self.clock()
         if force or now - self._told >= TELL_SECONDS:
             self._told = now
-            self.tell(Progress(self.phase, self.rig.operations, dict(self.rig.monitor.exercised)))
+            self.tell(Progress(self.phase, self.rig.operations, self.rig.counts()))
 
 
 def flavour_named(name: str) -> Flavour:

@@ -84,7 +84,7 @@ def cost(shape: Shape, operations: Sequence[Operation]) -> tuple[int, ...]:
 
 def _plainness(operation: Operation) -> int:
     if isinstance(operation, Faulty):
-        return operation.call + _plainness(operation.operation)
+        return 2000 + operation.call + _plainness(operation.operation)
     if isinstance(operation, Publish | Wrap):
         plain = operation.payload.dtype == "uint8" and len(operation.payload.shape) == 1
         return operation.nbytes + (0 if plain else 1000) + (0 if operation.payload.layout == "contiguous" else 1000)
@@ -183,15 +183,12 @@ class _Shrinker:
         return any(self._try(self.best.shape, candidate) for candidate in _cancelling(self.best.operations))
 
     def _smaller_pool(self) -> bool:
-        """Fewer slots, ranks and bytes, also with fewer readers; generations preset all to their end, or none."""
-        operations = self.best.operations
-        unread = [operation for operation in operations if not isinstance(operation, CONSUMING)]
-        fewer = [operation for operation in operations if not (isinstance(operation, Deliver) and operation.rank)]
-        return any(
-            self._try(shape, candidate)
-            for shape in _smaller(self.best.shape)
-            for candidate in (operations, fewer, unread)
-        )
+        """Fewer slots, ranks and bytes, also with a lease or readers less; generations preset all to their end, or none.
+
+        Slots are reused in turn: what needs the reuse of one needs leases that only fill the others.
+        """
+        candidates = tuple(_with_less(self.best.operations))
+        return any(self._try(shape, candidate) for shape in _smaller(self.best.shape) for candidate in candidates)
 
     def _plainer(self) -> bool:
         improved = False
@@ -263,6 +260,16 @@ def _publishes(operation: Operation) -> bool:
     return isinstance(operation, Publish | Wrap | Dispatch)
 
 
+def _with_less(operations: tuple[Operation, ...]) -> Iterator[tuple[Operation, ...]]:
+    yield operations
+    yield tuple(o for o in operations if not (isinstance(o, Deliver) and o.rank))
+    yield tuple(replace(o, rank=0) if isinstance(o, Deliver) else o for o in operations)
+    yield tuple(o for o in operations if not isinstance(o, CONSUMING))
+    owners = _lease_tokens(operations)
+    for token in dict.fromkeys(owners.values()):
+        yield tuple(o for index, o in enumerate(operations) if owners.get(index) != token)
+
+
 def _smaller(shape: Shape) -> Iterator[Shape]:
     if any(shape.issued):
         yield replace(shape, issued=())
@@ -279,6 +286,7 @@ def _smaller(shape: Shape) -> Iterator[Shape]:
 
 def _plainer(operation: Operation) -> Iterator[Operation]:
     if isinstance(operation, Faulty):
+        yield operation.operation
         for call in range(1, operation.call):
             yield replace(operation, call=call)
         for inner in _plainer(operation.operation):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import time
+import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from vmmref.conformance.failure import Failure
-from vmmref.conformance.loading import Unusable, load_subject
+from vmmref.conformance.loading import Unusable, describe_error, load_subject
 from vmmref.conformance.run import Rig, SubjectError, replay
 from vmmref.conformance.search import CannotRun, Found, Plan, Progress, Search, Started, flavour_named
 from vmmref.conformance.subject import Description
@@ -75,8 +77,17 @@ def work(task: Task, pipe: Connection) -> None:
         pipe.send(GaveUp(str(error)))
     except (BrokenPipeError, EOFError):
         pass  # The parent is gone; so is the reason to go on.
+    except Exception as error:
+        # Ours, not the pool's: what a pool raises is caught where it is asked. Nothing may be said of the pool.
+        pipe.send(GaveUp(f"the check itself failed: {describe_error(error)} ({_place(error)})"))
     finally:
         pipe.close()
+
+
+def _place(error: BaseException) -> str:
+    """Where an exception was raised: file, line and function."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}" if frames else "nowhere"
 
 
 def _do(task: Task, rig: Rig, pipe: Connection) -> list[Failure]:

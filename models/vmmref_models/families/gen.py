@@ -82,7 +82,7 @@ def the_limit_costs_nothing(step: Step) -> Verdict | None:
             return must_refuse(step, Reason.GENERATION_EXHAUSTED)
         if step.outcome.reason is Reason.GENERATION_EXHAUSTED:
             return Broken(f"a slot below {limit} is left: {generations_before(step)}", answer(step.outcome))
-    if after.generations is not None and max(after.generations) > limit:
+    if after.generations and max(after.generations) > limit:
         return Broken(f"generations up to {limit}", f"{after.generations}")
     for lease in step.left:
         if lease.generation < limit or after.free_slots is None:

@@ -73,7 +73,7 @@ def recycled_only_when_all_have_acknowledged(step: Step) -> Verdict | None:
 def a_slot_was_reused_after_all_had_acknowledged(step: Step) -> Verdict | None:
     """A slot was leased again after every rank had acknowledged its last lease."""
     lease = granted(step)
-    if lease is None or lease.generation == 1:
+    if lease is None or lease.generation == 1 or not 0 <= lease.slot < step.shape.slots:
         return None
     return HELD if set(step.past.device.words[lease.slot][1:]) == {lease.generation - 1} else None
 

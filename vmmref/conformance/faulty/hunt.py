@@ -191,9 +191,11 @@ def hunt(pool: FaultyPool, device: str, seeds: int, seconds: float, shrink_secon
     catches = [Hunt(pool, device, seed).run(seconds, shrink_seconds) for seed in range(seeds)]
     worst = min(catches, key=lambda catch: (catch.named, catch.caught))
     shortest = min(catches, key=lambda catch: catch.steps or 0)
+    missed = [str(seed) for seed, catch in enumerate(catches) if not catch.named]
     return replace(
         worst,
         failure=shortest.failure if worst.named else None,
+        note=worst.note or (f"missed with seed {', '.join(missed)} of {seeds}" if missed and seeds > 1 else ""),
         seconds=sum(catch.seconds for catch in catches),
         operations=sum(catch.operations for catch in catches),
     )
