@@ -1,202 +1,23 @@
-"""What a consumer process holds of a pool: one import a pool and device, and one stream a rank (HND-4, ACK-2)."""
+"""What a consumer process holds of a pool: one import a pool and device (HND-4), shared by the ranks in it."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from vmmref.broker import request_descriptor
-from vmmref.driver import calls, streams
+from vmmref.driver import calls
 from vmmref.driver.device import Device
-from vmmref.driver.streams import Stream
-from vmmref.errors import AlreadyReleased, BrokerError, DriverError, ProducerGone, StaleLease
+from vmmref.errors import BrokerError, DriverError, ProducerGone
 from vmmref.forks import fork_count, refuse_after_fork
 from vmmref.handles import HandleType
-from vmmref.layout import live_word
-from vmmref.lease import PoolCard, PoolLease
+from vmmref.lease import PoolCard
+from vmmref.reader import WAIT_SECONDS, RankReader
 from vmmref.reservation import VmmReservation
 from vmmref.table import RankTable
 from vmmref.unwind import Unwind
-from vmmref.words import PinnedCells
 from vmmref_models.reasons import Reason
-
-WAIT_SECONDS = 30.0
-"""A consumer waits this long for its own queued copies before it reports them (LIFE-5)."""
-
-
-class CopyOut:
-    """One reconstruction under way: what was queued for it, and where its bytes arrive."""
-
-    __slots__ = ("cell", "destination", "event", "lease")
-
-    def __init__(self, lease: PoolLease, destination: Any, cell: int, event: int) -> None:
-        self.lease = lease
-        self.destination = destination
-        self.cell = cell
-        self.event = event
-
-
-class RankReader:
-    """One rank of a pool in this process: its stream, its table of leases seen, its acknowledgements.
-
-    All of the rank's device work runs on one stream in order, and the table admits only rising generations of a slot,
-    so a plain store is enough for an acknowledgement word never to fall (ACK-2). Thread-safe.
-    """
-
-    def __init__(self, owner: PoolImport, table: RankTable) -> None:
-        self._device = owner.device
-        self._address = owner.address
-        self._layout = owner.card.layout
-        self._table = table
-        self.rank = table.rank
-        self._lock = threading.Lock()
-        self.unreleased: set[tuple[int, int]] = set()
-        """(slot, generation) of leases whose acknowledgement could not be queued; they stay leased (CON-4)."""
-        self._cells = PinnedCells(self._layout.word_bytes)
-        self._staged: list[tuple[int, int]] = []
-        self._under_way: set[CopyOut] = set()
-        """Copies that may still run: their destinations must outlive them, whatever becomes of the caller."""
-        self.stream = Stream(f"rank {table.rank}")
-
-    def enter(self, lease: PoolLease) -> None:
-        """Note in the table that this rank takes part in `lease`, before any device work.
-
-        Every copy of a proxy in this rank meets the same table, so only the first one gets in: raises AlreadyReleased
-        for the others, and for a lease older than one that the rank has seen in the slot (CON-3, GEN-4).
-        """
-        if not self._table.enter(lease):
-            message = (
-                f"CUDA VMM tensor has already released its pool slice (slot={lease.slot}, "
-                f"generation={lease.generation}, rank={self.rank})"
-            )
-            raise AlreadyReleased(Reason.ALREADY_RELEASED, "CON-3", message)
-
-    def begin(self, lease: PoolLease, destination: Any, destination_address: int) -> CopyOut:
-        """Queue the copy-out of an entered lease and, behind its last byte, the read of R.
-
-        On failure the lease is acknowledged behind whatever had been queued, and the error raised (CON-4).
-        """
-        with self._lock:
-            try:
-                cell = self._cells.take()
-                self._order_after_torch()
-                self._queue_bytes(lease, destination_address)
-                self._queue_ready_read(lease, cell)
-                copy = CopyOut(lease, destination, cell, self.stream.mark())
-            except BaseException as error:
-                self._under_way.add(CopyOut(lease, destination, 0, 0))
-                self._acknowledge_after(error, lease)
-                raise
-            self._under_way.add(copy)
-            return copy
-
-    def _queue_bytes(self, lease: PoolLease, destination_address: int) -> None:
-        calls.copy_on_device(destination_address, self._address + lease.start, lease.nbytes, self.stream.handle)
-
-    def _queue_ready_read(self, lease: PoolLease, cell: int) -> None:
-        # CON-5: queued behind the copy on the same stream, so it starts after the last byte has arrived.
-        ready = self._address + self._layout.ready_offset(lease.slot)
-        calls.copy_to_host(cell, ready, self._layout.word_bytes, self.stream.handle)
-
-    def _order_after_torch(self) -> None:
-        """Let the copy-out start after torch's own earlier use of the memory that it gave us for the destination."""
-        torch_stream = self._device.current_stream()
-        if torch_stream is not None:
-            event = calls.create_event()
-            try:
-                calls.record_event(event, torch_stream)
-                calls.wait_for_event(self.stream.handle, event)
-            finally:
-                calls.destroy_event(event)
-
-    def finish(self, copy: CopyOut) -> Any:
-        """Wait for a copy-out, judge R, acknowledge; the private tensor.
-
-        Raises StaleLease when the lease was retired meanwhile (nothing is written), WaitTimeout, or DriverError.
-        """
-        lease = copy.lease
-        what = f"copy-out of lease (slot={lease.slot}, generation={lease.generation}) by rank {self.rank}"
-        try:
-            with self._device:
-                streams.wait(copy.event, WAIT_SECONDS, what)
-                with self._lock:
-                    self._under_way.discard(copy)
-                    self._judge(copy)
-                    self._acknowledge(lease)
-        except StaleLease:
-            raise
-        except BaseException as error:
-            with self._lock:
-                self._acknowledge_after(error, lease)
-            raise
-        return copy.destination
-
-    def _judge(self, copy: CopyOut) -> None:
-        """Raise StaleLease unless R was still live when the copy had ended (CON-5). The lock is held."""
-        lease, word = copy.lease, self._cells.read(copy.cell)
-        self._cells.give(copy.cell)
-        self.stream.recycle(copy.event)
-        if word != live_word(lease.generation):
-            # Whatever was copied may be another lease's bytes; it is thrown away and no word is written.
-            message = (
-                f"lease (slot={lease.slot}, generation={lease.generation}) was retired before rank {self.rank} had "
-                f"copied it: R is {word}, not {live_word(lease.generation)}"
-            )
-            raise StaleLease(Reason.STALE_LEASE, "CON-5", message)
-
-    def release(self, lease: PoolLease) -> None:
-        """Acknowledge without reading; nothing happens when this rank took part already (ACK-3)."""
-        key = (lease.slot, lease.generation)
-        if not self._table.enter(lease) and key not in self.unreleased:
-            return
-        with self._lock:
-            self.unreleased.add(key)
-            self._acknowledge(lease)
-            self.unreleased.discard(key)
-
-    def _acknowledge(self, lease: PoolLease) -> None:
-        """Queue A[rank] := n behind the rank's earlier work (ACK-1). The lock is held."""
-        if not self._table.is_last(lease):
-            # ACK-2: the host judges R some time after the copy. When the lease was revoked in between, and this rank
-            # has entered a newer lease of the slot, a store of n would land on that one's acknowledgement and lower
-            # it. Nobody waits for n any more.
-            return
-        word = self._address + self._layout.ack_offset(lease.slot, self.rank)
-        if self._layout.word_bytes == 4:
-            # A fill and no stream write: newer drivers refuse those on another device's memory.
-            calls.fill_word32(word, lease.generation, self.stream.handle)
-        else:
-            self._copy_word(word, lease.generation)
-
-    def _copy_word(self, word: int, value: int) -> None:
-        """Store 8 bytes in one piece, from a cell of its own: it must not change before the copy has run."""
-        while self._staged and calls.event_done(self._staged[0][1]):
-            cell, event = self._staged.pop(0)
-            self._cells.give(cell)
-            self.stream.recycle(event)
-        cell = self._cells.take()
-        self._cells.write(cell, value)
-        calls.copy_from_host(word, cell, self._layout.word_bytes, self.stream.handle)
-        self._staged.append((cell, self.stream.mark()))
-
-    def _acknowledge_after(self, error: BaseException, lease: PoolLease) -> None:
-        """CON-4: a failed reconstruction acknowledges once, behind its queued work; a second failure becomes a note."""
-        try:
-            self._acknowledge(lease)
-        except BaseException as second:
-            self.unreleased.add((lease.slot, lease.generation))
-            error.add_note(f"the acknowledgement failed too, the lease stays leased: {type(second).__name__}: {second}")
-
-    def close(self) -> None:
-        """Give stream, events and pinned words back; nothing queued uses them any more."""
-        with self._lock:
-            self._under_way.clear()
-            unwind = Unwind()
-            unwind.push(self._cells.close)
-            unwind.push(self.stream.close)
-            unwind.run()
 
 
 class PoolImport:
@@ -247,7 +68,7 @@ class PoolImport:
                 table = self._tables.setdefault(rank, RankTable(rank, self.device.name))
                 table.check_device(self.device.name)
                 with self.device:
-                    reader = self._ranks[rank] = self.reader_type(self, table)
+                    reader = self._ranks[rank] = self.reader_type(self.device, self.address, self.card.layout, table)
             return reader
 
     def synchronize(self, timeout_seconds: float) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 from vmmref import tensors, wire
 from vmmref.driver.device import parse_device
 from vmmref.errors import ArgumentError, ProducerGone
-from vmmref.imports import IMPORTS, CopyOut, PoolImport, RankReader
+from vmmref.imports import IMPORTS, PoolImport
 from vmmref.lease import PoolCard, PoolLease
+from vmmref.reader import CopyOut, RankReader
 from vmmref_models.reasons import Reason
 
 

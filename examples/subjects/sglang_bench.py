@@ -1,6 +1,6 @@
 """The published sglang pool's allocator as a baseline for `vmmref bench`.
 
-    vmmref bench --baseline examples.subjects.sglang_bench:allocator
+vmmref bench --baseline examples.subjects.sglang_bench:allocator
 """
 
 from __future__ import annotations

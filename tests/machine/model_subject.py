@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vmmref.conformance.loading import KINDS
 from vmmref.conformance.subject import CAPABILITIES, Description, Leftovers
 from vmmref_models.observation import Observation, Shape
-from vmmref_models.operations import Construct, Faulty, Operation, Outcome
+from vmmref_models.operations import Cancel, Construct, Faulty, Fetch, Operation, Outcome, Read, Release
 from vmmref_models.reasons import Reason
 from vmmref_models.state import State, initial, observe
 from vmmref_models.step import settle, step
@@ -22,7 +24,7 @@ class ModelSession:
         self.stepping = stepping
 
     def apply(self, operation: Operation) -> Outcome:
-        """One step of the model; an injected fault within its calls changes nothing."""
+        """One step of the model; an injected fault within its calls changes nothing, or ends the pool."""
         self.state, outcome = self.stepped(operation)
         if not self.stepping:
             self.state = settle(self.state)
@@ -32,10 +34,21 @@ class ModelSession:
         """The state and outcome of one operation; what a broken variant overrides."""
         after, outcome = step(self.state, operation)
         if isinstance(operation, Faulty) and operation.call <= CALLS and outcome.kind == "done":
-            leftovers = 0 if isinstance(operation.operation, Construct) else None
-            message = "cuMemcpyDtoDAsync answered CUDA_ERROR_ILLEGAL_ADDRESS [PUB-3]"
-            return self.state, Outcome("failed", Reason.DRIVER_CALL_FAILED, leftovers=leftovers, message=message)
+            return self.failed(operation.operation, late=operation.call == CALLS)
         return after, outcome
+
+    def failed(self, operation: Operation, late: bool) -> tuple[State, Outcome]:
+        """What a failing driver call leaves behind: mostly nothing; `late` in an operation, what it may leave."""
+        message = "cuMemcpyDtoDAsync answered CUDA_ERROR_UNKNOWN [ERR-2]"
+        outcome = Outcome("failed", Reason.DRIVER_CALL_FAILED, message=message)
+        if isinstance(operation, Cancel) and late:
+            # LIFE-3: the retire store may or may not have been queued.
+            return replace(self.state, failed=True), replace(outcome, reason=Reason.POOL_FAILED)
+        if isinstance(operation, Read | Fetch):
+            # CON-4: early, the rank has not entered the lease; late, it has, and has acknowledged.
+            entered = settle(step(self.state, Release(operation.proxy))[0]) if late else self.state
+            return entered, replace(outcome, count=int(entered.consumers.tables != self.state.consumers.tables))
+        return self.state, replace(outcome, leftovers=0 if isinstance(operation, Construct) else None)
 
     def observe(self) -> Observation:
         """What the model's state shows."""

@@ -430,7 +430,7 @@ MUTANTS: dict[str, Mutant] = {
     "cancelled twice": Mutant(
         _any("CAN-2"), 3, change=_on(Cancel, Outcome("refused", Reason.INACTIVE_LEASE), Outcome("done"))
     ),
-    "refusal without a word": Mutant(_any("ERR-2"), 2, change=_mute),
+    "refusal without a word": Mutant(_any("ERR-2"), 4, change=_mute),
     "overlapping data": Mutant(
         _any("CTL-1", "RNG-1"),
         1,

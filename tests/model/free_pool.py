@@ -6,26 +6,36 @@ what the pool answers and shows.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
+from tests.model.walks import Drawer, shapes
 from vmmref_models import (
+    Monitor,
     Observation,
     Outcome,
     Policies,
     Reason,
+    Run,
     Shape,
     State,
+    Step,
     allocation,
+    difference,
     initial,
     observe,
+    runnable,
     settle,
     step,
     streams,
 )
 from vmmref_models.operations import (
+    Advance,
     Cancel,
+    Collect,
     Construct,
+    Deliver,
     Faulty,
     Fetch,
     LeaseView,
@@ -34,11 +44,13 @@ from vmmref_models.operations import (
     Read,
     Reclaim,
     Recycle,
+    Release,
     Wrap,
 )
-from vmmref_models.state import ACK, ENDED, RETIRED, Lease, Piece, replaced
+from vmmref_models.state import ACK, COPY_OUT, ENDED, READ_READY, Piece, replaced
 from vmmref_models.step import claimed, complete, freed
-from vmmref_models.streams import PUBLISH_QUEUE, RETIRE_QUEUE, rank_queue
+from vmmref_models.streams import PUBLISH_QUEUE, rank_queue
+from vmmref_models.trace import text
 
 FAILED = Outcome("failed", Reason.DRIVER_CALL_FAILED, message="cuMemcpyAsync failed")
 
@@ -55,7 +67,7 @@ class FreePool:
     def apply(self, operation: Operation) -> Outcome:
         """Do one operation, with chance deciding whatever no rule decides."""
         outcome = self._apply(operation)
-        if not self.stepping:
+        if not self.stepping or outcome.kind == "failed":
             self.state = settle(self.state)
         return outcome
 
@@ -144,16 +156,17 @@ class FreePool:
         depth = self.rng.randint(0, 2)
         if depth == 0:  # The import failed, or the call behind it.
             imported = consumers.imported or self.rng.random() < 0.5
-            self.state = replace(state, consumers=replace(consumers, proxies=proxies, imported=imported))
-            return FAILED
+            self.state = replace(state, consumers=replace(consumers, imported=imported))
+            return replace(FAILED, count=0)
         row = replaced(consumers.tables[rank], lease.slot, lease.generation)
         tables = replaced(consumers.tables, rank, row)
-        device = streams.queued(state.device, rank_queue(rank), Piece(ACK, lease, rank))
+        work = [Piece(COPY_OUT, lease, rank), Piece(READ_READY, lease, rank)][: self.rng.randint(0, 2)]
+        device = streams.queued(state.device, rank_queue(rank), *work, Piece(ACK, lease, rank))
         if depth == 2:
             device = streams.run(device, rank_queue(rank), len(device.queues[rank_queue(rank)]))
         consumers = replace(consumers, tables=tables, proxies=proxies, imported=True)
         self.state = replace(state, consumers=consumers, device=device)
-        return FAILED
+        return replace(FAILED, count=1)
 
     def _fail_claims(self, operation: Recycle | Cancel) -> Outcome:
         state = self.state
@@ -170,6 +183,62 @@ class FreePool:
         return FAILED
 
 
-def is_retired(state: State, lease: Lease) -> bool:
-    """Whether the lease's retire store is done."""
-    return not streams.is_queued(state.device, RETIRE_QUEUE, RETIRED, lease)
+class Walk:
+    """Drives free pools with chance, the model following, and fails at the first word against either."""
+
+    def __init__(self, policies: Policies, seed: int, *, stepping: bool = True) -> None:
+        self.policies = policies
+        self.rng = Random(seed)
+        self.stepping = stepping
+        self.monitor = Monitor(policies)
+        self.answers = Counter[str]()
+        self.steps = 0
+        self.done: list[str] = []
+
+    def episode(self, length: int) -> None:
+        """One pool from its making to its end."""
+        shape, drawer = shapes(self.rng), Drawer(self.rng, faults=True, stepping=self.stepping)
+        pool = FreePool(shape, self.policies, self.rng, stepping=self.stepping)
+        state, self.done = initial(shape, self.policies), [str(shape)]
+        self.monitor.start()
+        for _ in range(length):
+            state = self.step(pool, state, drawer.draw(state))
+        driven_home = not state.closed and not state.failed
+        if driven_home:
+            state = self._drive_home(pool, state, drawer)
+        run = Run(pool.observe(), state, driven_home, leftovers={"streams": 0})
+        broken = self.monitor.finish(run)
+        assert not broken, (self.done, broken)
+
+    def step(self, pool: FreePool, state: State, operation: Operation) -> State:
+        """One operation on pool and model."""
+        before, seen = pool.observe(), pool.apply(operation)
+        after = pool.observe()
+        self.done.append(f"{text(operation)} -> {seen.kind}")
+        broken = self.monitor.judge(Step(before, after, operation, seen, state))
+        assert not broken, (self.done, [(rule.id, verdict) for rule, verdict in broken])
+        state, expected = step(state, operation, seen, after)
+        state = state if self.stepping else settle(state)
+        differs = difference(observe(state), after, operation, expected, seen, self.policies)
+        assert differs is None, (self.done, differs)
+        self.answers[f"{type(operation).__name__} {seen.kind}"] += 1
+        self.steps += 1
+        return state
+
+    def _drive_home(self, pool: FreePool, state: State, drawer: Drawer) -> State:
+        """Collect, cancel what was never dispatched, release what a rank owes, run everything, recycle."""
+        for reader in state.consumers.readers:
+            state = self.step(pool, state, Collect(reader.token))
+        for lease in state.allocator.held:
+            if lease is None or not state.is_active(lease):
+                continue
+            if lease.token not in state.dispatched:
+                state = self.step(pool, state, Cancel(lease.token, True))
+                continue
+            for rank in range(state.shape.consumers):
+                drawer.token += 1
+                state = self.step(pool, state, Deliver(lease.token, drawer.token, rank))
+                state = self.step(pool, state, Release(drawer.token))
+        while runnable(state):
+            state = self.step(pool, state, Advance(runnable(state)[0]))
+        return self.step(pool, state, Recycle())

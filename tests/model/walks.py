@@ -72,6 +72,8 @@ class Drawer:
     def __init__(self, rng: Random, faults: bool = False, stepping: bool = True) -> None:
         self.rng = rng
         self.token = 0
+        self.faults = faults
+        self.is_fault_due = False
         self.kinds: list[Callable[[State], Operation | None]] = [
             self._publish,
             self._publish,
@@ -95,14 +97,19 @@ class Drawer:
         ]
         if stepping:
             self.kinds += [self._advance] * 4
-        if faults:
-            self.kinds += [self._faulty] * 2
 
     def draw(self, state: State) -> Operation:
         """One operation that is enabled in this state."""
+        if self.faults and self.rng.random() < 0.15:
+            self.is_fault_due = True  # As soon as nothing is queued.
         while True:
             self.token += 1
-            operation = self.rng.choice(self.kinds)(state)
+            if self.is_fault_due:
+                streams = runnable(state)
+                self.is_fault_due = bool(streams)
+                operation = Advance(self.rng.choice(streams)) if streams else self._faulty(state)
+            else:
+                operation = self.rng.choice(self.kinds)(state)
             if operation is not None and enabled(state, operation):
                 return operation
 

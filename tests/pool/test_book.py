@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_gen_5_a_lease_of_another_pool_is_refused() -> None:
 
 
 @pytest.mark.parametrize("change", [{"generation": 0}, {"generation": 2}, {"start": 512}, {"end": 1024}, {"nbytes": 1}])
-def test_an_altered_handle_is_refused(change: dict[str, int]) -> None:
+def test_an_altered_handle_is_refused(change: dict[str, Any]) -> None:
     leases = book()
     lease = taken(leases).lease
     before = figures(leases)

@@ -55,7 +55,8 @@ def test_same_as_a_list_of_units(data: st.DataObject) -> None:
     ranges, units = FreeRanges(START, START + UNITS * ALIGNMENT), Units()
     held: list[tuple[int, int]] = []
     for _ in range(data.draw(st.integers(1, 40))):
-        if held and data.draw(st.booleans()):
+        gives_back: bool = data.draw(st.booleans())
+        if held and gives_back:
             span = held.pop(data.draw(st.integers(0, len(held) - 1)))
             units.release(*span)
             ranges.release(*in_bytes(span))

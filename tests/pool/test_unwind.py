@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from vmmref.unwind import Unwind
@@ -15,7 +17,7 @@ def test_last_in_first_out_and_once() -> None:
     done: list[int] = []
     unwind = Unwind()
     for number in range(3):
-        unwind.push(lambda number=number: done.append(number))
+        unwind.push(functools.partial(done.append, number))
     unwind.run()
     unwind.run()
     assert done == [2, 1, 0]

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.rules.toy import Make, another
+from tests.rules.toy import Make, Toy, another, content
 from vmmref.errors import AlreadyReleased, ArgumentError
+from vmmref.imports import close_imports
+from vmmref.simcuda import Simulator
+from vmmref.simcuda.native import Option
 from vmmref_models.reasons import Reason
 
 
@@ -97,6 +100,61 @@ def test_ack_2_a_late_acknowledgement_of_a_revoked_lease_comes_in_order(toy: Mak
     while pool.step(pool.rank_stream()) is not None:
         seen.append(pool.words()[0][1])
     assert seen == [0, 1, 2]
+
+
+@pytest.mark.rule("ACK-2")
+def test_ack_2_a_table_outlives_its_import(toy: Make) -> None:
+    """
+    Dropping an import and making a new one does not make an old alias new.
+
+    Given: a lease that was read and recycled, the slot's next lease read through a second import, and that one dropped.
+    When: copies of the old proxy are released and read through a third import.
+    Then: refused without a store; the word stays at 2 and the newer lease comes back.
+    """
+    pool = toy()
+    old = pool.wrap(1)
+    aliases = [another(old), another(old)]
+    pool.consume(old)
+    assert pool.pool.recycle() == 1
+    close_imports(pool.pool.card.nonce)
+    pool.consume(pool.wrap(2))
+    close_imports(pool.pool.card.nonce)
+    pool.release(aliases[0])
+    with pytest.raises(AlreadyReleased):
+        pool.start(aliases[1])
+    pool.drain()
+    assert pool.words() == ((4, 2),)
+    assert pool.pool.recycle() == 1
+
+
+@pytest.mark.rule("ACK-2")
+def test_ack_2_a_rank_acts_on_one_device(simulator: Simulator) -> None:
+    """
+    One word has one stream: a rank does not act on two devices of its process.
+
+    Given: two devices, a pool on the first, and rank 0 that reads on the second.
+    When: rank 0 reads and releases on the first as well, and rank 1 there for the first time.
+    Then: rank 0 gets the bytes across devices, and BAD_RANK for the other device; rank 1 acts where it wants.
+    """
+    simulator.configure({Option.DEVICES: 2})
+    pool = Toy(simulator, slots=2, consumers=2)
+    first, second = pool.wrap(0xA1), pool.wrap(0xB2)
+    assert content(first.reconstruct_on_target_device("sim:1", 2, 0)) == b"\xa1" * 256
+    for use in (
+        lambda: second.reconstruct_on_target_device("sim:0", 2, 0),
+        lambda: second.release_without_reconstruction(2, 0, device="sim:0"),
+    ):
+        with pytest.raises(ArgumentError) as refusal:
+            use()
+        assert (refusal.value.reason, refusal.value.rule) == (Reason.BAD_RANK, "ACK-2")
+    assert content(second.reconstruct_on_target_device("sim:1", 2, 0)) == b"\xb2" * 256
+    for proxy in (first, second):
+        assert len(content(proxy.reconstruct_on_target_device("sim:0", 2, 1))) == 256
+    pool.drain()
+    assert pool.pool.recycle() == 2
+    pool.close()
+    simulator.reset()
+    simulator.configure({Option.DEVICES: 1})
 
 
 @pytest.mark.rule("ACK-3")

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from tests.rules.toy import Make, another
+from tests.rules.toy import UNKNOWN_ERROR, Make, another
 from vmmref import wire
 from vmmref.conformance import payloads
 from vmmref.errors import AlreadyReleased, DriverError, StaleLease
@@ -16,8 +16,6 @@ from vmmref.imports import IMPORTS
 from vmmref.simcuda import Simulator
 from vmmref_models.operations import Payload
 from vmmref_models.reasons import Reason
-
-UNKNOWN_ERROR = 999
 
 
 def torch_dtypes() -> list[str]:

@@ -13,14 +13,12 @@ import pytest
 from tests.rules.toy import GRANULE, Make, another, bytes_of
 from vmmref.driver import streams
 from vmmref.driver.device import Device
-from vmmref.errors import ArgumentError, DriverError, ForkError, ReservationError, WaitTimeout
+from vmmref.errors import ArgumentError, ForkError, ReservationError, WaitTimeout
 from vmmref.imports import IMPORTS, close_imports
 from vmmref.pool import VmmMemoryPool
 from vmmref.reservation import VmmReservation
 from vmmref.simcuda import Simulator
 from vmmref_models.reasons import Reason
-
-UNKNOWN_ERROR = 999
 
 
 @pytest.fixture
@@ -57,41 +55,6 @@ def test_hnd_1_a_whole_life_gives_everything_back(simulator: Simulator, handle_t
         assert simulator.usage().mappings == 1
     assert simulator.usage().is_empty
     assert os.listdir("/proc/self/fd") == descriptors
-
-
-@pytest.mark.rule("HND-1")
-@pytest.mark.parametrize("handle_type", ["posix_fd", "fabric"])
-def test_hnd_1_an_import_that_fails_gives_everything_back(toy: Make, simulator: Simulator, handle_type: str) -> None:
-    """
-    Whatever call of an import fails, nothing of it is left, and the next try works.
-
-    Given: the k-th driver call fails, for every k that the first reconstruction of a process makes.
-    When: a proxy is reconstructed.
-    Then: the error; what was taken for the import is gone or whole; without the fault another copy reads.
-    """
-    pool = toy(slots=2, handle_type=handle_type)
-    before, k = simulator.usage(), 0
-    while True:
-        k += 1
-        pool.pool.recycle()
-        proxy = pool.wrap(0xA1)
-        simulator.fail_any(k, UNKNOWN_ERROR)
-        try:
-            pool.start(proxy).finish()
-        except DriverError:
-            simulator.clear_faults()
-            pool.release(another(proxy))
-        else:
-            if simulator.armed():
-                break
-        close_imports(pool.pool.card.nonce)
-        after = simulator.usage()
-        assert (after.handles, after.mappings, after.reservations, after.descriptors, after.pinned) == (
-            before.handles, before.mappings, before.reservations, before.descriptors, before.pinned
-        ), f"call {k}"  # fmt: skip
-        assert simulator.violations() == (), f"call {k}"
-    simulator.clear_faults()
-    assert k > 15
 
 
 @pytest.mark.rule("HND-2")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rules.toy import GRANULE, Make, bytes_of, content
+from tests.rules.toy import GRANULE, UNKNOWN_ERROR, Make, bytes_of, content
 from vmmref import tensors
 from vmmref.driver import calls, streams
 from vmmref.driver.device import Device
@@ -16,8 +16,6 @@ from vmmref.pool import VmmMemoryPool
 from vmmref.reservation import VmmReservation
 from vmmref.simcuda import Simulator
 from vmmref_models.reasons import Reason
-
-UNKNOWN_ERROR = 999
 
 
 @pytest.mark.rule("PUB-1")
@@ -215,6 +213,7 @@ def test_pub_5_a_pool_on_given_memory_works(simulator: Simulator) -> None:
     with VmmMemoryPool(GRANULE, "sim", 1, None, 4, byte_tensor=backing, handle_type="posix_fd") as pool:
         lease, view = pool.copy_tensor(bytes_of(0xA1, 300))
         assert lease is not None
+        assert view is not None
         assert content(view) == b"\xa1" * 300
         assert simulator.read_bytes(reservation.address + lease.start, 300) == b"\xa1" * 300
     assert simulator.read_bytes(reservation.address, 4) == (3).to_bytes(4, "little")

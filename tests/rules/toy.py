@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +40,8 @@ class Toy:
         self.slots = slots
         self.consumers = consumers
         self.pool = VmmMemoryPool(GRANULE, "sim", consumers, None, slots, **settings)
+        self.publications: list[Publication] = []
+        """Every one that was begun."""
         self.first = self.pool.stats().free_ranges[0][0] if self.pool.stats().free_ranges else 0
         self.whole = self.pool.stats().free_ranges
 
@@ -48,6 +51,7 @@ class Toy:
         """Queue the publishing of `nbytes` bytes that are all `value`; nothing of it has run."""
         publication = self.pool.begin_publish(bytes_of(value, nbytes))
         assert publication is not None, "the pool is full"
+        self.publications.append(publication)
         return publication
 
     def wrap(self, value: int, nbytes: int = 256) -> TensorProxy:
@@ -152,13 +156,41 @@ def another(proxy: TensorProxy) -> TensorProxy:
     return TensorProxy.from_bytes(bytes(proxy))
 
 
+UNKNOWN_ERROR = 999
+"""CUDA_ERROR_UNKNOWN: what an injected fault answers, since no code treats it specially."""
+
+_LEFT_BY: dict[str, dict[str, int]] = {
+    "cuMemRelease": {"handles": 1},
+    "cuMemUnmap": {"mappings": 1, "reservations": 1},
+    "cuMemAddressFree": {"reservations": 1},
+    "cuStreamDestroy": {"streams": 1},
+    "cuEventDestroy": {"events": 1},
+    "cuMemFreeHost": {"pinned": 1},
+}
+
+
+def left_by(failed_call: str) -> dict[str, int]:
+    """What stays behind when this very call fails: the one thing that it should have given back, if it is such a call.
+
+    It is not tried again, because nobody knows whether a real driver has taken the thing back all the same (HND-1).
+    """
+    return _LEFT_BY.get(failed_call, {})
+
+
+def counts(simulator: Simulator) -> dict[str, int]:
+    """What exists in this process, kinds with a count above zero; bytes left out."""
+    usage = dataclasses.asdict(simulator.usage())
+    del usage["bytes"]
+    return {kind: count for kind, count in usage.items() if count}
+
+
 Make = Callable[..., Toy]
 """The fixture `toy`: makes a Toy; arguments as Toy's, without the simulator."""
 
 
 @pytest.fixture
 def simulator() -> Iterator[Simulator]:
-    """The simulated driver, stepping; a test leaves nothing behind and does nothing that the driver leaves undefined."""
+    """The simulated driver, stepping. A test leaves nothing behind and does nothing that a driver leaves undefined."""
     loaded = simcuda.load()
     loaded.reset()
     loaded.set_mode("stepping")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from cuda.bindings import driver as cuda
 
@@ -78,11 +80,12 @@ def test_every_call_of_a_sequence_can_fail(stepping: Simulator, k: int) -> None:
 
 @pytest.mark.parametrize(("k", "result"), [(0, 2), (-1, 2), (1, 0)])
 def test_faults_that_make_no_sense_are_refused(stepping: Simulator, k: int, result: int) -> None:
-    for arm in (
+    arms: tuple[Callable[[], None], ...] = (
         lambda: stepping.fail_call("cuMemCreate", k, result),
         lambda: stepping.fail_any(k, result),
         lambda: stepping.fail_piece(k, result),
-    ):
+    )
+    for arm in arms:
         with pytest.raises(SimulatorError, match="at least 1"):
             arm()
     with pytest.raises(SimulatorError, match="no call named cuNothing"):

@@ -183,7 +183,7 @@ class _Shrinker:
         return any(self._try(self.best.shape, candidate) for candidate in _cancelling(self.best.operations))
 
     def _smaller_pool(self) -> bool:
-        """Fewer slots, ranks and bytes, also with a lease or readers less; generations preset all to their end, or none.
+        """Fewer slots, ranks and bytes, also with a lease or readers less; generations preset to their end, or none.
 
         Slots are reused in turn: what needs the reuse of one needs leases that only fill the others.
         """

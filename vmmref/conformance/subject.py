@@ -14,7 +14,7 @@ from vmmref_models.operations import Operation, Outcome
 
 CAPABILITIES: dict[str, str] = {
     "stepping": "queued stream work runs one piece at a time, when told (Advance)",
-    "split": "publishing, reading and recycling can be asked for in their parts (Publish/Dispatch, Read/Collect, Look/Claim/Reclaim)",
+    "split": "publish, read and recycle can be asked for in parts (Publish/Dispatch, Read/Collect, Look/Claim/Reclaim)",
     "words": "the control words can be observed",
     "ranges": "the free ranges can be observed",
     "slots": "the free slots can be observed",

@@ -67,7 +67,8 @@ static void churn(int number)
         OK(cuMemcpyDtoHAsync_v2(pinned, memory.address, SIZE, stream));
         OK(cuMemcpyHtoDAsync_v2(plain, "0123456789", 10, stream));
         OK(cuMemExportToShareableHandle(&descriptor, memory.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-        OK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)descriptor, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+        OK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)descriptor,
+                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
         CHECK(close(descriptor) == 0);
         OK(cuMemRelease(imported));
         OK(cuMemcpyDtoHAsync_v2(bytes, memory.address, SIZE, stream));
@@ -80,11 +81,35 @@ static void churn(int number)
     OK(cuStreamDestroy_v2(stream));
 }
 
+/* Words that are whole: copies and memsets change them while another thread looks. */
+static void check_whole_words(void)
+{
+    enum { WORDS = 2000, ROUNDS_OF_BOTH = 40 };
+    Memory memory = memory_new();
+    CUstream stream = stream_new();
+    CUdeviceptr target = memory.address, source = memory.address + (1 << 20);
+    OK(cuMemsetD8Async(source, 0xAA, 8 * WORDS, stream));
+    for (int round = 0; round < ROUNDS_OF_BOTH; round++) {
+        OK(cuMemcpyDtoDAsync_v2(target, source, 8 * WORDS, stream));
+        OK(cuMemsetD32Async(target, 0x55555555, 2 * WORDS, stream));
+    }
+    while (cuStreamQuery(stream) == CUDA_ERROR_NOT_READY)
+        for (int i = 0; i < WORDS; i++) {
+            uint64_t word = __atomic_load_n((const uint64_t *)(uintptr_t)target + i, __ATOMIC_RELAXED);
+            CHECK(word == 0 || word == 0xAAAAAAAAAAAAAAAAu || word == 0x5555555555555555u);
+        }
+    OK(cuStreamSynchronize(stream));
+    OK(cuStreamDestroy_v2(stream));
+    memory_free(memory);
+}
+
 /* A reset while threads wait on streams that are stuck: every one of them comes back. */
+static int64_t synchronised_before;
+
 static void wait_until_reset(int number)
 {
     if (number == 0) {
-        while (vmmsim_call_count("cuStreamSynchronize") < 3) usleep(100);
+        while (vmmsim_call_count("cuStreamSynchronize") < synchronised_before + 3) usleep(100);
         OK(vmmsim_reset());
         return;
     }
@@ -152,6 +177,8 @@ int main(void)
     check_rings();
     in_threads(4, churn);
     OK(cuCtxSynchronize());
+    check_whole_words();
+    synchronised_before = vmmsim_call_count("cuStreamSynchronize");
     in_threads(4, wait_until_reset);
     check_nothing_is_left();
     OK(vmmsim_configure(VMMSIM_MODE, 1));

@@ -6,6 +6,7 @@ says where it goes, its name and docstring are the pool's name and sentence.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable
@@ -14,15 +15,16 @@ from typing import TypeVar
 
 from vmmref.book import LeaseBook
 from vmmref.conformance.subject import Description
-from vmmref.conformance.subjects.reference import ReferenceSubject
-from vmmref.imports import RankReader
+from vmmref.conformance.subjects.reference import ReferenceSession, ReferenceSubject
 from vmmref.life import Life
 from vmmref.pool import VmmMemoryPool
 from vmmref.proxy import TensorProxy
 from vmmref.publisher import Publisher
 from vmmref.ranges import FreeRanges
+from vmmref.reader import RankReader
 from vmmref.recycler import Look, Recycler
 from vmmref.slots import Slots
+from vmmref_models import Shape
 
 Part = TypeVar("Part")
 
@@ -56,10 +58,25 @@ class FaultySubject(ReferenceSubject):
     def __init__(self, device: str, pool: FaultyPool) -> None:
         super().__init__(device, pool_with(pool.part), chosen(RankReader, pool.part))
         self._name = f"reference pool, broken: {pool.name}"
+        self._session: ReferenceSession | None = None
 
     def describe(self) -> Description:
         """As the reference pool, under a name that says what is broken."""
         return replace(super().describe(), name=self._name)
+
+    def open(self, shape: Shape) -> ReferenceSession:
+        """A broken pool of `shape`, and the ranks of one consumer process beside it."""
+        self._session = super().open(shape)
+        return self._session
+
+    def give_back(self) -> None:
+        """Let the last pool give back what it still holds, where it hung or was too broken to end."""
+        session, self._session = self._session, None
+        if session is not None and session.pool.life != "closed":
+            with contextlib.suppress(Exception):
+                session.close()
+            with contextlib.suppress(Exception):
+                session.pool._unwind.run()
 
 
 def broken(rule: str, seen: str = "") -> Callable[[type[Part]], type[Part]]:

@@ -6,10 +6,11 @@ from typing import Any
 
 from vmmref.conformance.faulty.broken import broken
 from vmmref.driver import calls
-from vmmref.imports import WAIT_SECONDS, CopyOut, PoolImport, RankReader
+from vmmref.driver.device import Device
 from vmmref.layout import ControlLayout
 from vmmref.lease import PoolLease
 from vmmref.proxy import TensorProxy
+from vmmref.reader import WAIT_SECONDS, CopyOut, RankReader
 from vmmref.table import RankTable
 
 
@@ -48,8 +49,8 @@ class _ShiftedLayout(ControlLayout):
 class AcknowledgesInTheNextWord(RankReader):
     """Counts ranks from one where the layout counts from zero: acknowledges in the next rank's word, or the next R."""
 
-    def __init__(self, owner: PoolImport, table: RankTable) -> None:
-        super().__init__(owner, table)
+    def __init__(self, device: Device, address: int, layout: ControlLayout, table: RankTable) -> None:
+        super().__init__(device, address, layout, table)
         layout = self._layout
         self._layout = _ShiftedLayout(layout.slots, layout.consumers, layout.word_bytes)
 
@@ -72,8 +73,8 @@ class _OpenTable(RankTable):
 class NoTable(RankReader):
     """Admits every copy of a proxy: a rank reads a lease again that it has acknowledged before."""
 
-    def __init__(self, owner: PoolImport, table: RankTable) -> None:
-        super().__init__(owner, _OpenTable(table.rank, table.device))
+    def __init__(self, device: Device, address: int, layout: ControlLayout, table: RankTable) -> None:
+        super().__init__(device, address, layout, _OpenTable(table.rank, table.device))
 
 
 @broken("CON-4", seen="fail-no-ack")
@@ -124,8 +125,8 @@ class _CarelessTable(RankTable):
 class AcknowledgesLate(RankReader):
     """Acknowledges a lease that it judged late behind the acknowledgement of a newer one: the word falls."""
 
-    def __init__(self, owner: PoolImport, table: RankTable) -> None:
-        super().__init__(owner, _CarelessTable(table.rank, table.device))
+    def __init__(self, device: Device, address: int, layout: ControlLayout, table: RankTable) -> None:
+        super().__init__(device, address, layout, _CarelessTable(table.rank, table.device))
 
 
 @broken("ACK-2")

@@ -106,9 +106,9 @@ class Hunt:
         """Raises VmmRefError where there is no such device."""
         self.pool = pool
         self.seed = seed
-        subject = pool(device)
-        self.watch = Watch(HANG_SECONDS[subject.describe().simulated])
-        self.rig = Rig(subject, self.watch.follow)
+        self.subject = pool(device)
+        self.watch = Watch(HANG_SECONDS[self.subject.describe().simulated])
+        self.rig = Rig(self.subject, self.watch.follow)
         self.sound = Rig(ReferenceSubject(device), self.watch.follow)
         self.simulator = simcuda.loaded()
         self.others: dict[str, None] = {}
@@ -165,8 +165,9 @@ class Hunt:
         except Hung:
             return [self.watch.failure()]
         finally:
+            # What a broken pool still holds must not be in the way of the next one.
+            self.subject.give_back()
             if self.simulator is not None:
-                # What a broken pool has not given back must not be in the way of the next one.
                 self.simulator.reset()
 
     def _again(self, rig: Rig, failure: Failure, shape: Shape, operations: Sequence[Operation]) -> Failure | None:

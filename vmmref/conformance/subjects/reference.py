@@ -15,10 +15,11 @@ from vmmref.conformance import payloads
 from vmmref.conformance.subject import CAPABILITIES, Description, Leftovers
 from vmmref.driver import calls, streams
 from vmmref.driver.device import Device
-from vmmref.imports import IMPORTS, PoolImport, RankReader, close_imports
+from vmmref.imports import IMPORTS, PoolImport, close_imports
 from vmmref.lease import PoolLease
 from vmmref.pool import Publication, VmmMemoryPool
 from vmmref.proxy import Reconstruction, TensorProxy
+from vmmref.reader import RankReader
 from vmmref.recycler import Look as PoolLook
 from vmmref_models import operations as op
 from vmmref_models.observation import Observation, Shape
