@@ -90,15 +90,6 @@ def test_rule_that_was_never_exercised_is_no_pass(tmp_path: Path) -> None:
     assert (rows["CTL-5"]["state"], rows["CTL-5"]["exercised"]) == ("could-not-run", 0)
 
 
-def test_same_seed_finds_the_same(tmp_path: Path) -> None:
-    traces = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        _, report = check(f"{BAD}:no_merge", tmp_path / name, "--rules", "RNG-4", "--seed", "8")
-        traces.append(Path(report["rules"][0]["trace"]).read_text())
-    assert traces[0] == traces[1]
-
-
 def test_well_behaved_client(tmp_path: Path) -> None:
     status, report = check(MODEL, tmp_path, "--client", "well-behaved", "--rules", "RNG-1,CON-1,LIV-1")
     assert status == 0

@@ -213,8 +213,24 @@ def test_shrinking_stops_at_its_budget() -> None:
 def test_tokens_are_renumbered_by_kind() -> None:
     from tests.machine.test_payloads import published
 
-    operations = (published(7), Dispatch(7), Deliver(7, 30, 1), Fetch(30, 9), Look(4), Claim(4), Cancel(7, wait=True))
-    expected = (published(1), Dispatch(1), Deliver(1, 1, 1), Fetch(1, 1), Look(1), Claim(1), Cancel(1, wait=True))
+    operations = (
+        published(7, seed=30),
+        Dispatch(7),
+        Deliver(7, 30, 1),
+        Fetch(30, 9),
+        Look(4),
+        Claim(4),
+        Cancel(7, wait=True),
+    )
+    expected = (
+        published(1, seed=1),
+        Dispatch(1),
+        Deliver(1, 1, 1),
+        Fetch(1, 1),
+        Look(1),
+        Claim(1),
+        Cancel(1, wait=True),
+    )
     assert renumbered(operations) == expected
 
 

@@ -9,9 +9,9 @@ from vmmref.conformance import payloads
 from vmmref_models.operations import Payload, Publish
 
 
-def published(lease: int) -> Publish:
+def published(lease: int, seed: int) -> Publish:
     """A publication of one byte."""
-    payload = Payload("uint8", (1,), 0)
+    payload = Payload("uint8", (1,), seed)
     return Publish(lease, payload, payloads.nbytes(payload), payloads.expected_digest(payload))
 
 

@@ -9,7 +9,7 @@ from vmmref.conformance.search import Plan
 from vmmref_models import Shape
 
 BAD = "tests.machine.bad_subjects"
-SHORT = Plan(0, "any", 3.0, 30, 0.0, shrink_seconds=1.0, hang_seconds=5.0)
+SHORT = Plan(0, "any", 3.0, 30, 0.0, shrink_seconds=1.0, hang_seconds=3.0)
 """One worker that walks a few episodes."""
 
 
@@ -35,7 +35,7 @@ def test_operation_that_does_not_come_back_is_named() -> None:
     result = Check(f"{BAD}:hanging", "sim", SHORT).run()
     failure = result.failures["LIFE-5"]
     assert type(failure.operations[-1]).__name__ == "Cancel"
-    assert "did not come back within 5 s" in failure.got
+    assert "did not come back within 3 s" in failure.got
     assert result.exercised["RNG-1"] >= 0
 
 

@@ -122,7 +122,7 @@ CLOSING = Outcome("refused", Reason.POOL_CLOSING)
         ("CON-3", Fetch(1, 2), Outcome("refused", Reason.ALREADY_RELEASED), STALE),
         ("CON-1", Fetch(1, 2), Outcome("done", digest=digest(1)), Outcome("done", digest=digest(2))),
         ("CON-2", Fetch(1, 2), Outcome("done", cached=True), Outcome("done")),
-        ("LIFE-2", Cancel(1, True), CLOSING, Outcome("refused", Reason.INACTIVE_LEASE)),
+        ("LIFE-2", Cancel(1, True), CLOSING, DONE),
         ("LIV-1", Recycle(), Outcome("done", count=1), Outcome("done", count=0)),
         ("REC-5", Recycle(), Outcome("done", count=1), Outcome("done", count=2)),
         ("LIV-2", Advance("rank:0"), DONE, Outcome("failed", Reason.TIMED_OUT)),

@@ -310,14 +310,17 @@ def _plainer_payload(operation: Publish | Wrap) -> Iterator[Operation]:
 
 
 def renumbered(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """The same operations with tokens 1, 2, ... in the order of their first use, counted for each kind."""
+    """The same operations with tokens 1, 2, ... in the order of their first use, counted for each kind.
+
+    Payloads get their lease's number as seed, so that equal findings look equal.
+    """
     names: dict[tuple[str, int], int] = {}
     given: dict[str, int] = {}
 
     def renamed(operation: Any) -> Any:
         if isinstance(operation, Faulty):
             return replace(operation, operation=renamed(operation.operation))
-        changes = {}
+        changes: dict[str, Any] = {}
         for kind in ("lease", "proxy", "reader", "look"):
             if not any(entry.name == kind for entry in fields(operation)):
                 continue
@@ -326,6 +329,9 @@ def renumbered(operations: Sequence[Operation]) -> tuple[Operation, ...]:
                 given[kind] = given.get(kind, 0) + 1
                 names[kind, token] = given[kind]
             changes[kind] = names[kind, token]
+        if isinstance(operation, Publish | Wrap):
+            payload = replace(operation.payload, seed=changes["lease"])
+            changes |= {"payload": payload, "digest": payloads.expected_digest(payload)}
         return replace(operation, **changes) if changes else operation
 
     return tuple(renamed(operation) for operation in operations)

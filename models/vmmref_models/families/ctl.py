@@ -75,7 +75,7 @@ def words_are_zeroed_once(step: Step) -> Verdict | None:
     return HELD  # A slot was leased again, and its words are as the last lease left them.
 
 
-@rule("CTL-4", needs=("words",), signs=WORDS)
+@rule("CTL-4", needs=("words",), protocols=(RETIRE_VALIDATE_MAX,), signs=WORDS)
 def one_writer_a_word(step: Step) -> Verdict | None:
     """One writer a word: R(slot) the producer, A[r] one stream of one process acting for rank r. Nobody stores into
     another rank's word: no group member, no canceller, no reaper.

@@ -10,15 +10,20 @@ from vmmref_models.operations import (
     Dispatch,
     Faulty,
     Fetch,
+    PublishUnusable,
     Reclaim,
     Recycle,
     ReleaseLease,
     Revoke,
     Shutdown,
+    Tamper,
     Wrap,
 )
 from vmmref_models.reasons import Reason
 from vmmref_models.rules import HELD, TROUBLE, Broken, Run, Step, Verdict, rule, run_rule
+
+REFUSED_ANYWAY = (PublishUnusable, Tamper, Cancel, Revoke, ReleaseLease)
+"""What a closed pool has two reasons to refuse: which of them it names is its own affair."""
 
 BAD_ARGUMENTS = ("memory_size", "consumer_count", "max_inflight_slices", "recycle_interval", "below-granule")
 
@@ -51,7 +56,7 @@ def a_closed_pool_refuses_newcomers(step: Step) -> Verdict | None:
     if not step.past.closed:
         closing = outcome.reason is Reason.POOL_CLOSING
         return Broken("an answer: the pool is not closed", answer(outcome)) if closing else None
-    if outcome.kind == "refused" and outcome.reason is Reason.POOL_CLOSING:
+    if outcome.kind == "refused" and (outcome.reason is Reason.POOL_CLOSING or isinstance(inner(step), REFUSED_ANYWAY)):
         return HELD
     return Broken(f"refused {Reason.POOL_CLOSING}", answer(outcome))
 
