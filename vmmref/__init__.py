@@ -9,6 +9,7 @@ from vmmref import errors
 if TYPE_CHECKING:
     from vmmref.imports import close_imports
     from vmmref.lease import PoolLease
+    from vmmref.packed import PackedTensorProxy
     from vmmref.pool import PoolStats, VmmMemoryPool
     from vmmref.proxy import TensorProxy
     from vmmref.reservation import VmmReservation
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "PackedTensorProxy": "vmmref.packed",
     "PoolLease": "vmmref.lease",
     "PoolStats": "vmmref.pool",
     "TensorProxy": "vmmref.proxy",
@@ -36,6 +38,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "PackedTensorProxy",
     "PoolLease",
     "PoolStats",
     "TensorProxy",

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from vmmref import tensors
 from vmmref.book import Holding, LeaseBook
 from vmmref.broker import DescriptorBroker
 from vmmref.driver import calls
@@ -20,10 +19,12 @@ from vmmref.imports import forget_exporter, register_exporter
 from vmmref.layout import ALIGNMENT, ControlLayout, align_up, largest_generation
 from vmmref.lease import PoolCard, PoolLease
 from vmmref.life import Life, State
+from vmmref.packed import PackedTensorProxy, offsets
 from vmmref.proxy import TensorProxy
-from vmmref.publisher import Publisher
+from vmmref.publisher import Part, Publisher
 from vmmref.recycler import Look, Recycler, RecyclerThread
 from vmmref.reservation import VmmReservation
+from vmmref.tensors import check_backing, dtype_name, publishable, view_of_memory
 from vmmref.unwind import Unwind
 from vmmref_models.reasons import Reason
 
@@ -186,7 +187,7 @@ class VmmMemoryPool:
             raise ArgumentError(Reason.BAD_ARGUMENT, "LIFE-1", message)
         size = align_up(memory_size, granularity)
         if byte_tensor is not None:
-            self._address = tensors.check_backing(byte_tensor, size, self._device)
+            self._address = check_backing(byte_tensor, size, self._device)
             self._byte_tensor = byte_tensor
             self._handle = calls.retain_handle(self._address)
             self._unwind.push(lambda: calls.release_memory(self._handle))
@@ -253,13 +254,38 @@ class VmmMemoryPool:
         with self._life:
             return self._finish(publication)
 
+    def wrap_tensors(self, tensors: Sequence[Any]) -> list[PackedTensorProxy] | None:
+        """Copy several tensors with one lifetime into one lease; their proxies in order, or None when the pool is full.
+
+        One range, slot, generation, ready store and acknowledgement for all; a failure publishes none (PACK-1).
+        Raises as `wrap_tensor`, and ArgumentError for no tensors.
+        """
+        if not tensors:
+            raise _refuse("PACK-1", "wrap_tensors needs at least one tensor")
+        with self._life:
+            sources = [publishable(tensor, self._device) for tensor in tensors]
+            places, total = offsets([(source.nbytes, source.element_size()) for source in sources])
+            holding = self._book.take(total)
+            if holding is None:
+                return None
+            parts = [
+                Part(source, source.data_ptr(), place, source.nbytes)
+                for source, place in zip(sources, places, strict=True)
+            ]
+            self._publisher.queue_copy(holding, parts)
+            whole = self._finish(Publication(holding, "uint8", (total,)))
+            return [
+                PackedTensorProxy(whole, dtype_name(source.dtype), tuple(tensor.shape), place)
+                for tensor, source, place in zip(tensors, sources, places, strict=True)
+            ]
+
     def _begin(self, tensor: Any) -> Publication | None:
-        source = tensors.publishable(tensor, self._device)
+        source = publishable(tensor, self._device)
         holding = self._book.take(source.nbytes)
         if holding is None:
             return None
-        self._publisher.queue_copy(holding, source, source.data_ptr())
-        return Publication(holding, tensors.dtype_name(source.dtype), tuple(tensor.shape))
+        self._publisher.queue_copy(holding, [Part(source, source.data_ptr(), 0, source.nbytes)])
+        return Publication(holding, dtype_name(source.dtype), tuple(tensor.shape))
 
     def _finish(self, publication: Publication) -> TensorProxy:
         holding = publication._holding
@@ -294,13 +320,20 @@ class VmmMemoryPool:
                 return None, None
             self._wait_published(publication._holding)
             lease = publication.lease
-            return lease, tensors.view_of_memory(self._address + lease.start, lease.nbytes, self._device)
+            return lease, view_of_memory(self._address + lease.start, lease.nbytes, self._device)
 
     # ---- ending leases before every rank has acknowledged
 
-    def cancel_proxy(self, proxy: TensorProxy) -> None:
-        """Cancel the lease of a proxy that was never handed on (CAN-1); as `cancel_lease`."""
-        self.cancel_lease(proxy.lease)
+    def cancel_proxy(self, proxy: TensorProxy | PackedTensorProxy) -> None:
+        """Cancel the lease of a proxy that was never handed on (CAN-1); as `cancel_lease`.
+
+        Any child of a pack cancels the whole pack, once; cancelling another child after that does nothing (PACK-4).
+        """
+        try:
+            self.cancel_lease(proxy.lease)
+        except LeaseError as error:
+            if not isinstance(proxy, PackedTensorProxy) or error.reason is not Reason.INACTIVE_LEASE:
+                raise
 
     def cancel_lease(self, lease: PoolLease) -> None:
         """End an active lease: retire it on the device, wait, give range and slot back.

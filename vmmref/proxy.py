@@ -7,7 +7,7 @@ from typing import Any
 
 from vmmref import tensors, wire
 from vmmref.driver.device import parse_device
-from vmmref.errors import ArgumentError, ProducerGone
+from vmmref.errors import ArgumentError, ProducerGone, WireFormError
 from vmmref.imports import IMPORTS, PoolImport
 from vmmref.lease import PoolCard, PoolLease
 from vmmref.reader import CopyOut, RankReader
@@ -63,6 +63,7 @@ class TensorProxy:
         """Name of the torch dtype, "float32"."""
         self.shape = shape
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
         self._tensors: dict[tuple[str, int], Any] = {}
         self._done: set[int] = set()
         self._on_serialize: Any = None
@@ -82,13 +83,15 @@ class TensorProxy:
         in the rank (CON-3), StaleLease when the lease was revoked (CON-5), ProducerGone, BrokerError, DriverError,
         WaitTimeout, and ArgumentError for ranks that the pool does not have (ACK-4).
         """
-        return self.begin_reconstruction(device, consumer_count, consumer_rank).finish()
+        with self._reading:
+            # CON-2 for two threads, too: the second waits for the first one's tensor.
+            return self.begin_reconstruction(device, consumer_count, consumer_rank).finish()
 
     def begin_reconstruction(
         self, device: Any, consumer_count: int | None = None, consumer_rank: int | None = None
     ) -> Reconstruction:
         """The first half of `reconstruct_on_target_device`: queue the copy-out and do not wait for it."""
-        rank = self._check_rank(consumer_count, consumer_rank)
+        rank = self.check_rank(consumer_count, consumer_rank)
         name = device_name(device)
         cached = self._tensors.get((name, rank))
         if cached is not None:
@@ -113,7 +116,7 @@ class TensorProxy:
 
         `device` is where the rank acts; by default where it has acted before, or else this process's current device.
         """
-        rank = self._check_rank(consumer_count, consumer_rank)
+        rank = self.check_rank(consumer_count, consumer_rank)
         if rank in self._done:
             return
         try:
@@ -142,8 +145,8 @@ class TensorProxy:
             device = IMPORTS.device_of(self.card.nonce, rank) or current_device(self.card.device_name)
         return IMPORTS.open(self.card, device_name(device))
 
-    def _check_rank(self, consumer_count: int | None, consumer_rank: int | None) -> int:
-        """ACK-4: one rank that the lease was published for; anything else is refused before any write."""
+    def check_rank(self, consumer_count: int | None, consumer_rank: int | None) -> int:
+        """The rank meant: one that the lease was published for; anything else is refused before any write (ACK-4)."""
         consumers = self.card.consumers
         if consumer_count is not None and consumer_count != consumers:
             message = f"consumer_count {consumer_count!r} is not the {consumers} that the lease was published for"
@@ -155,15 +158,23 @@ class TensorProxy:
             raise ArgumentError(Reason.BAD_RANK, "ACK-4", message)
         return consumer_rank
 
-    def __bytes__(self) -> bytes:
+    def prepare_to_travel(self) -> None:
+        """Called before the wire form leaves: another process may soon ask the producer for a descriptor."""
         if self._on_serialize is not None:
             self._on_serialize()
-        return wire.pack(self.card, self.lease, self.dtype, self.shape)
+
+    def __bytes__(self) -> bytes:
+        self.prepare_to_travel()
+        return wire.pack(wire.Content(self.card, self.lease, self.dtype, self.shape, None))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TensorProxy:
         """A new copy of the proxy from its wire form; raises WireFormError for anything else. Executes nothing."""
-        return cls(*wire.unpack(data))
+        card, lease, dtype, shape, offset = wire.unpack(data)
+        if offset is not None:
+            message = "the wire form of a packed tensor: use PackedTensorProxy.from_bytes"
+            raise WireFormError(Reason.BAD_WIRE_FORM, "PACK-1", message)
+        return cls(card, lease, dtype, shape)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_bytes, (bytes(self),)

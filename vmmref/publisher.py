@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from vmmref.book import Holding, LeaseBook
 from vmmref.driver import calls, streams
@@ -14,6 +14,15 @@ from vmmref.layout import ControlLayout, live_word, retired_word
 from vmmref.lease import PoolLease
 from vmmref.life import Life
 from vmmref.unwind import Unwind
+
+
+class Part(NamedTuple):
+    """A contiguous tensor and where its bytes go: `nbytes` from `address` to `offset` in the lease."""
+
+    source: Any
+    address: int
+    offset: int
+    nbytes: int
 
 
 class Publisher:
@@ -54,25 +63,26 @@ class Publisher:
             self._unwind.run(cause=error)
             raise
 
-    def queue_copy(self, holding: Holding, source: Any, source_address: int) -> None:
-        """Queue the copy of `source` into the lease and the ready store behind it.
+    def queue_copy(self, holding: Holding, parts: Sequence[Part]) -> None:
+        """Queue the copy of every part into the lease and, behind them all, the one ready store (PACK-1).
 
         On failure the lease goes back before the error leaves (PUB-3).
         """
-        holding.source = source
+        holding.source = parts
         try:
             with self._publish_lock:
                 self._order_after_torch()
-                self._queue_bytes(holding, source_address)
+                self._queue_bytes(holding, parts)
                 self._queue_ready(holding)
                 holding.published = self.publish_stream.mark()
         except BaseException as error:
             self._abandon(holding, error)
             raise
 
-    def _queue_bytes(self, holding: Holding, source_address: int) -> None:
-        lease = holding.lease
-        calls.copy_on_device(self._address + lease.start, source_address, lease.nbytes, self.publish_stream.handle)
+    def _queue_bytes(self, holding: Holding, parts: Sequence[Part]) -> None:
+        start = self._address + holding.lease.start
+        for part in parts:
+            calls.copy_on_device(start + part.offset, part.address, part.nbytes, self.publish_stream.handle)
 
     def _queue_ready(self, holding: Holding) -> None:
         # PUB-1: a stream write makes everything before it on the stream visible first.

@@ -52,5 +52,7 @@ class Reason(StrEnum):
     """The broker gave this client no descriptor."""
     PRODUCER_GONE = "PRODUCER_GONE"
     """The producer's pool does not exist any more and this process holds no import of it."""
+    NOT_RECONSTRUCTED = "NOT_RECONSTRUCTED"
+    """A child of a pack was to acknowledge before its rank had read the pack."""
     NOT_SUPPORTED = "NOT_SUPPORTED"
     """The device, the driver or the pool under test cannot do this."""

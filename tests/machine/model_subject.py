@@ -7,7 +7,7 @@ from dataclasses import replace
 from vmmref.conformance.loading import KINDS
 from vmmref.conformance.subject import CAPABILITIES, Description, Leftovers
 from vmmref_models.observation import Observation, Shape
-from vmmref_models.operations import Cancel, Construct, Faulty, Fetch, Operation, Outcome, Read, Release
+from vmmref_models.operations import Cancel, Construct, Faulty, Fetch, Operation, Outcome, Read, Recycle, Release
 from vmmref_models.reasons import Reason
 from vmmref_models.state import State, initial, observe
 from vmmref_models.step import settle, step
@@ -41,7 +41,7 @@ class ModelSession:
         """What a failing driver call leaves behind: mostly nothing; `late` in an operation, what it may leave."""
         message = "cuMemcpyDtoDAsync answered CUDA_ERROR_UNKNOWN [ERR-2]"
         outcome = Outcome("failed", Reason.DRIVER_CALL_FAILED, message=message)
-        if isinstance(operation, Cancel) and late:
+        if isinstance(operation, Cancel | Recycle) and late:
             # LIFE-3: the retire store may or may not have been queued.
             return replace(self.state, failed=True), replace(outcome, reason=Reason.POOL_FAILED)
         if isinstance(operation, Read | Fetch):

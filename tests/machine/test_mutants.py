@@ -22,10 +22,10 @@ def _shortest(name: str) -> int:
     schedule = Schedule(search.flavours, PLAN.least)
     others: set[str] = set()
     for index in range(EPISODES):
-        before = rig.counts()
+        before, done = rig.counts(), rig.operations
         flavour = schedule.choose(index, before)
         failures = search.one_episode(index, flavour)
-        schedule.learn(flavour, before, rig.counts())
+        schedule.learn(flavour, rig.operations - done, before, rig.counts())
         named = [failure for failure in failures if failure.rule in mutant.rules]
         others.update(failure.rule for failure in failures)
         if named:

@@ -19,11 +19,9 @@ from vmmref_models.reasons import Reason
 HEAD = struct.calcsize("<8sH16sIQQIHBBIQQQBBBBB")
 DATA_BYTES = 64 * ALIGNMENT
 
-Proxy = tuple[PoolCard, PoolLease, str, tuple[int, ...]]
-
 
 @st.composite
-def proxies(draw: st.DrawFn) -> Proxy:
+def proxies(draw: st.DrawFn) -> wire.Content:
     """Everything a proxy carries, of some lease of some pool."""
     layout = ControlLayout(draw(st.integers(1, 64)), draw(st.integers(1, 8)), draw(st.sampled_from([4, 8])))
     nonce, data_end = draw(st.binary(min_size=16, max_size=16)), layout.data_start + DATA_BYTES
@@ -37,17 +35,22 @@ def proxies(draw: st.DrawFn) -> Proxy:
     nbytes = wire.ELEMENT_BYTES[dtype]
     for length in shape:
         nbytes *= length
+    packed = draw(st.booleans())
+    offset = draw(st.integers(0, 8)) * wire.ELEMENT_BYTES[dtype] if packed else None
+    nbytes += (offset or 0) + (draw(st.integers(0, 40)) if packed else 0)
     first = draw(st.integers(0, (DATA_BYTES - align_up(nbytes, ALIGNMENT)) // ALIGNMENT))
     start = layout.data_start + first * ALIGNMENT
     slot, generation = draw(st.integers(0, layout.slots - 1)), draw(st.integers(1, 2**31 - 1))
-    return card, PoolLease(nonce, slot, generation, start, start + align_up(nbytes, ALIGNMENT), nbytes), dtype, shape
+    lease = PoolLease(nonce, slot, generation, start, start + align_up(nbytes, ALIGNMENT), nbytes)
+    return wire.Content(card, lease, dtype, shape, offset)
 
 
-SAMPLE: Proxy = (
+SAMPLE = wire.Content(
     PoolCard(b"n" * 16, "CUDA VMM", 4242, 2**21, 1280, 4, 2, 4, HandleType.POSIX_FD, b"locator", "sim:0"),
     PoolLease(b"n" * 16, 1, 7, 512, 768, 24),
     "float32",
     (2, 3),
+    None,
 )
 
 
@@ -57,30 +60,30 @@ def sealed(body: bytes) -> bytes:
 
 
 def altered(offset: int, form: str, value: int) -> bytes:
-    body = bytearray(wire.pack(*SAMPLE)[:-4])
+    body = bytearray(wire.pack(SAMPLE)[:-4])
     struct.pack_into(form, body, offset, value)
     return sealed(bytes(body))
 
 
 @given(proxies())
-def test_round_trip(proxy: Proxy) -> None:
-    assert wire.unpack(wire.pack(*proxy)) == proxy
+def test_round_trip(proxy: wire.Content) -> None:
+    assert wire.unpack(wire.pack(proxy)) == proxy
 
 
 def test_the_sample_is_well_formed() -> None:
-    assert wire.unpack(sealed(wire.pack(*SAMPLE)[:-4])) == SAMPLE
+    assert wire.unpack(sealed(wire.pack(SAMPLE)[:-4])) == SAMPLE
 
 
-@pytest.mark.parametrize("length", range(0, len(wire.pack(*SAMPLE)), 7))
+@pytest.mark.parametrize("length", range(0, len(wire.pack(SAMPLE)), 7))
 def test_every_truncation_is_refused(length: int) -> None:
     with pytest.raises(WireFormError) as refusal:
-        wire.unpack(wire.pack(*SAMPLE)[:length])
+        wire.unpack(wire.pack(SAMPLE)[:length])
     assert refusal.value.reason is Reason.BAD_WIRE_FORM
 
 
-@given(st.integers(0, len(wire.pack(*SAMPLE)) * 8 - 1))
+@given(st.integers(0, len(wire.pack(SAMPLE)) * 8 - 1))
 def test_every_flipped_bit_is_refused(bit: int) -> None:
-    data = bytearray(wire.pack(*SAMPLE))
+    data = bytearray(wire.pack(SAMPLE))
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises(WireFormError):
         wire.unpack(bytes(data))
@@ -98,7 +101,7 @@ def test_hostile_fields_with_a_right_checksum(data: bytes) -> None:
     """What passes all the same must be a lease inside its pool: nothing else may reach a driver call."""
     body = wire.MAGIC + struct.pack("<H", wire.VERSION) + data
     try:
-        card, lease, _, _ = wire.unpack(sealed(body))
+        card, lease, _, _, _ = wire.unpack(sealed(body))
     except WireFormError:
         return
     assert card.layout.data_start <= lease.start < lease.end <= card.data_end <= card.memory_size
@@ -107,10 +110,10 @@ def test_hostile_fields_with_a_right_checksum(data: bytes) -> None:
 
 @given(st.integers(8, HEAD - 1), st.binary(min_size=1, max_size=8))
 def test_hostile_changes_of_a_good_proxy(offset: int, change: bytes) -> None:
-    body = bytearray(wire.pack(*SAMPLE)[:-4])
+    body = bytearray(wire.pack(SAMPLE)[:-4])
     body[offset : offset + len(change)] = change
     try:
-        card, lease, dtype, _ = wire.unpack(sealed(bytes(body)))
+        card, lease, dtype, _, _ = wire.unpack(sealed(bytes(body)))
     except WireFormError:
         return
     assert card.layout.data_start <= lease.start < lease.end <= card.data_end <= card.memory_size
@@ -132,8 +135,10 @@ def test_hostile_changes_of_a_good_proxy(offset: int, change: bytes) -> None:
         ("start off its alignment", 66, "<Q", 520),
         ("start behind the end", 66, "<Q", 2**63),
         ("nbytes", 74, "<Q", 25),
-        ("dtype", 82, "<B", 255),
-        ("dimensions", 83, "<B", 65),
+        ("kind", 82, "<B", 2),
+        ("offset of what is not packed", 83, "<Q", 4),
+        ("dtype", 91, "<B", 255),
+        ("dimensions", 92, "<B", 65),
         ("data behind the memory", 38, "<Q", 2**40),
     ],
 )

@@ -77,8 +77,16 @@ UNRULY: frozenset[str] = frozenset({"Faulty", "Tamper", "ReleaseLease", "Revoke"
 
 SEEDS = 17
 """Payloads of neighbouring leases differ, and yet come from a cache."""
-MOST_CALLS = 12
-"""Largest number of the driver call that is made to fail."""
+MOST_CALLS: dict[str, int] = {
+    "Publish": 6,
+    "Wrap": 9,
+    "Recycle": 9,
+    "Cancel": 10,
+    "Read": 20,
+    "Fetch": 26,
+    "Construct": 45,
+}
+"""Largest number of the driver call that is made to fail, by operation; a rank's first read imports the pool."""
 MOST_LOOKS = 3
 TRIES = 24
 """Choices of a kind before `next` falls back on one that is always possible."""
@@ -154,7 +162,7 @@ class Drawer:
         self.tokens = tokens
         self.state: State | None = None
         self.kinds = drawable(description, client)
-        self.faulty_kinds = tuple(kind for kind in FAULTY if kind in self.kinds)
+        self.faulty_kinds = tuple(kind for kind in flavour.faulty or FAULTY if kind in self.kinds)
         weights = {**BASIC, **flavour.weights}
         self.wheel = tuple(kind for kind in sorted(self.kinds) for _ in range(weights.get(kind, 0)))
         self.builders: dict[str, Callable[[Pick], Operation | None]] = {
@@ -333,4 +341,5 @@ class Drawer:
         inner = self.build(self.faulty_kinds[pick(len(self.faulty_kinds))], pick)
         if not isinstance(inner, Publish | Wrap | Read | Fetch | Recycle | Cancel | Construct):
             return None
-        return Faulty(inner, 1 + pick(MOST_CALLS))
+        # Early calls more often: most operations make fewer than the most.
+        return Faulty(inner, 1 + pick(1 + pick(MOST_CALLS[type(inner).__name__])))

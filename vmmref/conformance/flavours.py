@@ -50,6 +50,8 @@ class Flavour:
     """Size of the data area in multiples of ALIGNMENT, smallest and largest."""
     length: tuple[int, int] = (40, 160)
     stale: int = 3
+    faulty: tuple[str, ...] = ()
+    """The operations that a driver call is made to fail in; () = all."""
     near_limit: bool = False
     whole_dtypes: bool = False
     """Draw payloads over all dtypes and layouts rather than mostly by size."""
@@ -71,13 +73,41 @@ FLAVOURS: tuple[Flavour, ...] = (
         "limit", slots=(1, 3), consumers=(1, 1), units=(1, 4), near_limit=True, weights={"Release": 10, "Recycle": 14}
     ),
     Flavour("faults", slots=(1, 3), consumers=(1, 2), units=(1, 4), length=(10, 60), weights={"Faulty": 14}),
+    Flavour(
+        "failing publishes",
+        slots=(2, 4),
+        consumers=(1, 1),
+        units=(4, 8),
+        length=(10, 40),
+        faulty=("Publish", "Wrap"),
+        weights={"Faulty": 40, "Cancel": 12, "Wrap": 4, "Publish": 3},
+    ),
+    Flavour(
+        "failing reads",
+        slots=(2, 3),
+        consumers=(1, 2),
+        units=(2, 4),
+        length=(10, 40),
+        stale=1,
+        faulty=("Read", "Fetch"),
+        weights={"Faulty": 30, "Wrap": 14, "Publish": 0, "Deliver": 20, "Fetch": 3, "Read": 2, "Recycle": 12},
+    ),
     Flavour("construct", length=(6, 20), weights={"Construct": 20, "PublishUnusable": 6}),
     Flavour("shutdown", slots=(1, 3), consumers=(1, 2), units=(1, 4), length=(8, 40), weights={"Shutdown": 5}),
 )
 """Every flavour; those that need what a subject cannot do are left out by `usable`."""
 
-NEEDED: Mapping[str, str] = {"limit": "preset", "faults": "faults", "parts": "split"}
+NEEDED: Mapping[str, str] = {
+    "limit": "preset",
+    "faults": "faults",
+    "failing publishes": "faults",
+    "failing reads": "faults",
+    "parts": "split",
+}
 """Capability without which a flavour says nothing new."""
+
+UNRULY: frozenset[str] = frozenset({"faults", "failing publishes", "failing reads", "old handles", "limit"})
+"""Flavours that a well-behaved client leaves out."""
 
 
 def usable(description: Description, client: str) -> tuple[Flavour, ...]:
@@ -86,7 +116,7 @@ def usable(description: Description, client: str) -> tuple[Flavour, ...]:
         flavour
         for flavour in FLAVOURS
         if NEEDED.get(flavour.name, "") in {"", *description.capabilities}
-        and not (client == "well-behaved" and flavour.name in {"faults", "old handles", "limit"})
+        and not (client == "well-behaved" and flavour.name in UNRULY)
         and not (flavour.name == "construct" and "Construct" not in description.operations)
         and not (flavour.name == "shutdown" and "Shutdown" not in description.operations)
     )

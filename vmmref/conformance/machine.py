@@ -41,7 +41,7 @@ CHOICES: dict[str, int] = {
     "PublishUnusable": 1,
     "Shutdown": 0,
     "Construct": 1,
-    "Faulty": 5,
+    "Faulty": 6,
 }
 """The most choices that `Drawer.build` makes for an operation of each kind."""
 

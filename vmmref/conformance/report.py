@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STATES: tuple[str, ...] = ("pass", "fail", "not-supported", "waived", "could-not-run")
+LEADS_THERE: Mapping[str, str] = {"CAN-1": "split", "REC-3": "split"}
+"""Capability without which nothing that the rule speaks of may ever come up, though the rule could be judged."""
 EXIT_PASS, EXIT_BROKEN, EXIT_COULD_NOT_RUN = 0, 1, 2
 
 
@@ -65,6 +67,10 @@ def _row(
     missing = unsupported(rule, description)
     if missing:
         return Row(rule.id, rule.title, rule.level, "not-supported", exercised, missing)
+    if not exercised and rule.id in LEADS_THERE and LEADS_THERE[rule.id] not in description.capabilities:
+        missing = LEADS_THERE[rule.id]
+        reason = f'only "{missing}" leads to what the rule speaks of: {CAPABILITIES[missing]}'
+        return Row(rule.id, rule.title, rule.level, "not-supported", 0, reason)
     if not exercised and client == "well-behaved":
         reason = "a well-behaved client never does what the rule speaks of"
         return Row(rule.id, rule.title, rule.level, "not-supported", 0, reason)

@@ -98,7 +98,7 @@ class Search:
         end, index, refused, reason = self.clock() + plan.walk_seconds, first, 0, ValueError()
         self.phase = "walk"
         while self.clock() < end and (plan.walk_episodes is None or index < first + plan.walk_episodes):
-            before = self.rig.counts()
+            before, done = self.rig.counts(), self.rig.operations
             flavour = schedule.choose(index, before)
             self.tell(Started("walk", index, flavour.name))
             try:
@@ -108,7 +108,7 @@ class Search:
                 refused, reason = refused + 1, error
                 if refused >= REFUSED_SHAPES:
                     break
-            schedule.learn(flavour, before, self.rig.counts())
+            schedule.learn(flavour, self.rig.operations - done, before, self.rig.counts())
             self._progress()
             index += 1
         self._progress(force=True)

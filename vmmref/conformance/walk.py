@@ -52,7 +52,7 @@ class Schedule:
         self.least = least
         self.gains: dict[str, dict[str, int]] = {}
         """By rule and flavour, how often episodes of that flavour exercised it."""
-        self.episodes: dict[str, int] = {}
+        self.operations: dict[str, int] = {}
 
     def choose(self, index: int, exercised: Mapping[str, int]) -> Flavour:
         """The flavour of episode `index`, given how often each rule was exercised so far."""
@@ -66,12 +66,12 @@ class Schedule:
         gains = self.gains.get(rarest)
         if not gains:
             return self.flavours[index % len(self.flavours)]
-        best = max(gains, key=lambda name: gains[name] / self.episodes[name])
+        best = max(gains, key=lambda name: gains[name] / self.operations[name])
         return next(flavour for flavour in self.flavours if flavour.name == best)
 
-    def learn(self, flavour: Flavour, before: Mapping[str, int], after: Mapping[str, int]) -> None:
-        """Remember which rules an episode of a flavour exercised."""
-        self.episodes[flavour.name] = self.episodes.get(flavour.name, 0) + 1
+    def learn(self, flavour: Flavour, operations: int, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+        """Remember which rules an episode of a flavour exercised, in how many operations."""
+        self.operations[flavour.name] = self.operations.get(flavour.name, 0) + operations
         for rule, count in after.items():
             if count > before.get(rule, 0):
                 gains = self.gains.setdefault(rule, {})

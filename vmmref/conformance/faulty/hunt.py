@@ -132,10 +132,10 @@ class Hunt:
         """The first failure of the pool's rule that the unbroken pool does not share."""
         schedule, index = Schedule(usable(self.rig.description, "any"), least=1), 0
         while time.monotonic() < end:
-            before = dict(self.rig.monitor.exercised)
+            before, done = dict(self.rig.monitor.exercised), self.rig.operations
             flavour = self._flavour(schedule, index)
             failures = self._episode(Unit(self.seed, index, flavour, "any"))
-            schedule.learn(flavour, before, self.rig.monitor.exercised)
+            schedule.learn(flavour, self.rig.operations - done, before, self.rig.monitor.exercised)
             self.others.update(dict.fromkeys(failure.rule for failure in failures))
             for failure in failures:
                 if failure.rule == self.pool.rule and self._is_its_own(failure):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,19 +13,19 @@ from vmmref.driver import calls
 from vmmref.driver.streams import Stream
 from vmmref.lease import PoolLease
 from vmmref.pool import Publication, VmmMemoryPool
-from vmmref.publisher import Publisher
+from vmmref.publisher import Part, Publisher
 
 
 @broken("CTL-3", seen="boolean-ack")
 class ZeroesAtReuse(Publisher):
     """Sets the acknowledgement words to zero when a slot is leased again: an old acknowledgement looks new."""
 
-    def _queue_bytes(self, holding: Holding, source_address: int) -> None:
+    def _queue_bytes(self, holding: Holding, parts: Sequence[Part]) -> None:
         lease, layout = holding.lease, self._layout
         if lease.generation > 1:
             words = self._address + layout.ack_offset(lease.slot, 0)
             calls.fill_bytes(words, 0, layout.consumers * layout.word_bytes, self.publish_stream.handle)
-        super()._queue_bytes(holding, source_address)
+        super()._queue_bytes(holding, parts)
 
 
 @broken("CTL-6", seen="retire-overtakes-ready")
@@ -51,9 +52,9 @@ class ReadyOfTheNextSlot(Publisher):
 class ReadyBeforeTheCopy(Publisher):
     """Queues the ready store in front of the copy: a consumer reads the bytes that lay there before."""
 
-    def _queue_bytes(self, holding: Holding, source_address: int) -> None:
+    def _queue_bytes(self, holding: Holding, parts: Sequence[Part]) -> None:
         super()._queue_ready(holding)
-        super()._queue_bytes(holding, source_address)
+        super()._queue_bytes(holding, parts)
 
     def _queue_ready(self, holding: Holding) -> None:
         pass
