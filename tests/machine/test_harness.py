@@ -85,7 +85,7 @@ def test_state_machine_finds_and_shrinks_and_the_walk_shows_it_as_short() -> Non
         rig = Rig(make_mutant(name))
         others = frozenset(RULES) - {rule}
         machine = machine_for(rig, usable(rig.description, "any"), findings=Findings(others))
-        found = search_machine(machine, seed=3, examples=25).failures[rule]
+        found = search_machine(machine, seed=3, examples=15).failures[rule]
         walked = _walked(make_mutant(name), 60).failures[rule]
         lengths[name] = (len(walked.operations), len(found.operations))
         assert walked.rule == found.rule == rule

@@ -21,7 +21,7 @@ from vmmref_models.trace import from_json
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SHIPPED = ("vmmref", "models")
-FOLDERS = (*SHIPPED, "specs", "tests", "examples", ".ci")
+FOLDERS = (*SHIPPED, "specs", "tests", "examples", ".ci", "ci")
 TEXT = {".py", ".md", ".toml", ".txt", ".c", ".h", ".def", ".json", ".yml", ".sh", ""}
 IMPORT_NAME = {
     "cuda-bindings": "cuda",

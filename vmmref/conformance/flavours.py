@@ -92,7 +92,12 @@ FLAVOURS: tuple[Flavour, ...] = (
         faulty=("Read", "Fetch"),
         weights={"Faulty": 30, "Wrap": 14, "Publish": 0, "Deliver": 20, "Fetch": 3, "Read": 2, "Recycle": 12},
     ),
-    Flavour("construct", length=(6, 20), weights={"Construct": 20, "PublishUnusable": 6}),
+    Flavour(
+        "construct",
+        length=(6, 20),
+        faulty=("Construct",),
+        weights={"Construct": 20, "Faulty": 12, "PublishUnusable": 6},
+    ),
     Flavour("shutdown", slots=(1, 3), consumers=(1, 2), units=(1, 4), length=(8, 40), weights={"Shutdown": 5}),
 )
 """Every flavour; those that need what a subject cannot do are left out by `usable`."""

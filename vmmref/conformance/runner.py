@@ -108,6 +108,9 @@ class Check:
                 self._count()
                 self.result.seconds = time.monotonic() - started
                 self.watch(self.result)
+        except KeyboardInterrupt:
+            # Hours may have been spent: what was found until now is still worth a report.
+            self.result.cannot_run = "the check was interrupted"
         finally:
             for worker in workers:
                 worker.stop()

@@ -73,7 +73,7 @@ def failure_lines(failure: Failure, title: str, replay: str) -> list[str]:
         f"  before   {state_text(failure.before)}",
         f"  expected {failure.expected}",
         f"  got      {failure.got}",
-        f"  sequence of {len(failure.operations)} operations",
+        f"  sequence of {len(failure.operations)} operation{'s' * (len(failure.operations) != 1)}",
         *(f"  {line}" for line in lines(failure.shape, failure.operations)),
         f"  replay   {replay}",
     ]

@@ -46,6 +46,8 @@ class FaultyPool:
     seen: str
     """The protocol of specs/protocols-that-fail.md that makes this mistake; "" where none does."""
     part: type
+    flavour: str = ""
+    """The flavour of episodes in which it shows soonest; "" = no other than those that exercise its rule."""
 
     def __call__(self, device: str = "sim") -> FaultySubject:
         """The subject on one device; raises VmmRefError where there is no such device."""
@@ -69,24 +71,27 @@ class FaultySubject(ReferenceSubject):
         self._session = super().open(shape)
         return self._session
 
+    def end(self) -> None:
+        """End the last pool, whose episode was interrupted."""
+        if self._session is not None:
+            with contextlib.suppress(Exception):
+                self._session.close()
+
     def give_back(self) -> None:
-        """Let the last pool give back what it still holds, where it hung or was too broken to end."""
-        session, self._session = self._session, None
-        if session is not None and session.pool.life != "closed":
+        """Let the last pool give back what it still holds, where it was too broken to end."""
+        if self._session is not None:
             with contextlib.suppress(Exception):
-                session.close()
-            with contextlib.suppress(Exception):
-                session.pool._unwind.run()
+                self._session.pool._unwind.run()
 
 
-def broken(rule: str, seen: str = "") -> Callable[[type[Part]], type[Part]]:
+def broken(rule: str, seen: str = "", flavour: str = "") -> Callable[[type[Part]], type[Part]]:
     """Enter a broken part into the catalogue, to be caught by `rule`."""
 
     def enter(part: type[Part]) -> type[Part]:
         name = re.sub(r"(?<!^)(?=[A-Z])", "-", part.__name__).lower()
         if name in CATALOGUE:
             raise ValueError(f"there are two broken pools called {name}")
-        CATALOGUE[name] = FaultyPool(name, rule, " ".join((part.__doc__ or "").split()), seen, part)
+        CATALOGUE[name] = FaultyPool(name, rule, " ".join((part.__doc__ or "").split()), seen, part, flavour)
         return part
 
     return enter

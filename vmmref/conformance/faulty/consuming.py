@@ -121,7 +121,7 @@ class _CarelessTable(RankTable):
         return True
 
 
-@broken("ACK-2")
+@broken("ACK-2", flavour="full pool")
 class AcknowledgesLate(RankReader):
     """Acknowledges a lease that it judged late behind the acknowledgement of a newer one: the word falls."""
 

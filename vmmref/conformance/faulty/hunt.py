@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -20,7 +21,7 @@ from vmmref.conformance.loading import describe_error
 from vmmref.conformance.run import Rig, SubjectError, replay
 from vmmref.conformance.shrink import Budget, shrink
 from vmmref.conformance.subjects.reference import ReferenceSubject
-from vmmref.conformance.walk import Schedule, Unit
+from vmmref.conformance.walk import Unit
 from vmmref_models import RULES, Operation, Shape
 from vmmref_models.monitor import judges
 
@@ -111,6 +112,10 @@ class Hunt:
         self.rig = Rig(self.subject, self.watch.follow)
         self.sound = Rig(ReferenceSubject(device), self.watch.follow)
         self.simulator = simcuda.loaded()
+        self.flavours = usable(self.rig.description, "any")
+        self.gains: Counter[str] = Counter()
+        """By flavour, how often its episodes exercised the pool's rule, in how many operations (`spent`)."""
+        self.spent: Counter[str] = Counter()
         self.others: dict[str, None] = {}
 
     def run(self, seconds: float, shrink_seconds: float) -> Catch:
@@ -130,12 +135,10 @@ class Hunt:
 
     def _search(self, end: float) -> Failure | None:
         """The first failure of the pool's rule that the unbroken pool does not share."""
-        schedule, index = Schedule(usable(self.rig.description, "any"), least=1), 0
+        index = 0
         while time.monotonic() < end:
-            before, done = dict(self.rig.monitor.exercised), self.rig.operations
-            flavour = self._flavour(schedule, index)
+            flavour = self._flavour(index)
             failures = self._episode(Unit(self.seed, index, flavour, "any"))
-            schedule.learn(flavour, self.rig.operations - done, before, self.rig.monitor.exercised)
             self.others.update(dict.fromkeys(failure.rule for failure in failures))
             for failure in failures:
                 if failure.rule == self.pool.rule and self._is_its_own(failure):
@@ -143,17 +146,23 @@ class Hunt:
             index += 1
         return None
 
-    def _flavour(self, schedule: Schedule, index: int) -> Flavour:
+    def _flavour(self, index: int) -> Flavour:
         """All flavours in turn, and every other time the one that exercises the pool's rule most, or is made for it."""
-        rule = self.pool.rule
-        if index % 2 and not self.rig.monitor.exercised.get(rule):
-            for flavour in schedule.flavours:
-                if NEEDED.get(flavour.name) in RULES[rule].needs:
-                    return flavour
-        return schedule.choose(index, {rule: 0})
+        turn, steered = divmod(index, 2)
+        named = [flavour for flavour in self.flavours if flavour.name == self.pool.flavour]
+        if steered and not named and any(self.gains.values()):
+            return max(self.flavours, key=lambda flavour: self.gains[flavour.name] / (1 + self.spent[flavour.name]))
+        needs = RULES[self.pool.rule].needs
+        made_for = named or [flavour for flavour in self.flavours if NEEDED.get(flavour.name) in needs]
+        return made_for[0] if steered and made_for else self.flavours[turn % len(self.flavours)]
 
     def _episode(self, unit: Unit) -> list[Failure]:
-        return self._guarded(lambda: unit.run(self.rig))
+        rule, name = self.pool.rule, unit.flavour.name
+        exercised, operations = self.rig.monitor.exercised.get(rule, 0), self.rig.operations
+        failures = self._guarded(lambda: unit.run(self.rig))
+        self.gains[name] += self.rig.monitor.exercised.get(rule, 0) - exercised
+        self.spent[name] += self.rig.operations - operations
+        return failures
 
     def _guarded(self, run: Callable[[], list[Failure]]) -> list[Failure]:
         """What `run` finds; LIFE-5 for an operation that hangs, [] for a pool that cannot be made or, whole, ended."""
@@ -163,6 +172,7 @@ class Hunt:
         except (ValueError, SubjectError):
             return []
         except Hung:
+            self.subject.end()
             return [self.watch.failure()]
         finally:
             # What a broken pool still holds must not be in the way of the next one.

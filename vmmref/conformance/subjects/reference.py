@@ -348,7 +348,11 @@ class ReferenceSession:
             "handle_type": "posix_fd",
         }
         arguments.update(_bad_arguments(what, self._granularity, self._torch_device))
-        self.pool.__class__(**arguments).shutdown()
+        pool = self.pool.__class__(**arguments)
+        if self._simulator is not None:
+            # LIFE-4 speaks of the constructor; a call that fails at the end of a pool leaves what it did not free.
+            self._simulator.clear_faults()
+        pool.shutdown()
         return DONE
 
     def _usage(self) -> dict[str, int]:
