@@ -102,8 +102,6 @@ class LeaseBook:
         self._ranges = self.ranges_type(layout.data_start, data_end)
         self._slots = self.slots_type(layout.slots, generation_limit, issued)
         self._holdings: dict[int, Holding] = {}
-        self.changes = 0
-        """How often something has changed; while it stays the same, so does every snapshot but for late leases."""
         self._warn_above = generation_limit - min(_WARN_GENERATIONS_LEFT, generation_limit // 8)
         self._warned = False
 
@@ -130,7 +128,6 @@ class LeaseBook:
             lease = PoolLease(self._nonce, slot, generation, span[0], span[1], nbytes)
             # SLOT-2: a slot's only lease, which its words and its bytes belong to.
             holding = self._holdings[slot] = Holding(lease)
-            self.changes += 1
         if generation > self._warn_above and not self._warned:
             self._warn()
         return holding
@@ -165,7 +162,6 @@ class LeaseBook:
                 )
                 raise LeaseError(Reason.INACTIVE_LEASE, rule, message)
             holding.phase = Phase.RETIRING
-            self.changes += 1
             return holding
 
     def claim_where(self, finished: Callable[[Holding], bool]) -> list[Holding]:
@@ -180,7 +176,6 @@ class LeaseBook:
             claimed.sort(key=lambda holding: holding.lease.slot)
             for holding in claimed:
                 holding.phase = Phase.RETIRING
-            self.changes += len(claimed)
         return claimed
 
     def claim_all(self) -> list[Holding]:
@@ -189,14 +184,12 @@ class LeaseBook:
             claimed = [holding for holding in self._holdings.values() if holding.phase is Phase.ACTIVE]
             for holding in claimed:
                 holding.phase = Phase.RETIRING
-            self.changes += len(claimed)
         return claimed
 
     def unclaim(self, holding: Holding) -> None:
         """Make a claimed lease active again, because nothing of its retirement could be queued (ERR-1)."""
         with self._lock:
             holding.phase = Phase.ACTIVE
-            self.changes += 1
 
     def require_active(self, holding: Holding) -> None:
         """Raise LeaseError when the lease was claimed meanwhile."""
@@ -223,7 +216,6 @@ class LeaseBook:
             del self._holdings[lease.slot]
             self._ranges.release(lease.start, lease.end)
             self._slots.release(lease.slot)
-            self.changes += 1
         holding.source = None
 
     def is_active(self, lease: PoolLease) -> bool:

@@ -396,11 +396,6 @@ class VmmMemoryPool:
         return PoolStats(*self._book.snapshot(overdue), self.usable_size)
 
     @property
-    def changes(self) -> int:
-        """How often leases, ranges or slots have changed; equal numbers mean equal `stats`, but for late leases."""
-        return self._book.changes
-
-    @property
     def usable_size(self) -> int:
         """Bytes that leases may use: what lies behind the control words."""
         return self._data_end - self._layout.data_start

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import SupportsInt
 
@@ -88,6 +89,12 @@ class Usage:
     def is_empty(self) -> bool:
         """Nothing is left."""
         return not any(getattr(self, field.name) for field in fields(self))
+
+
+@lru_cache(maxsize=256)
+def _buffer_of(size: int) -> type[ctypes.Array[ctypes.c_char]]:
+    """The type of a buffer: making one anew for every look costs more than the look."""
+    return ctypes.c_char * size
 
 
 class Simulator:
@@ -293,7 +300,17 @@ class Simulator:
         """What exists in this process now."""
         counts = UsageCounts()
         self._native.usage(counts)
-        return Usage(**{field.name: getattr(counts, field.name) for field in fields(Usage)})
+        return Usage(
+            counts.handles,
+            counts.mappings,
+            counts.reservations,
+            counts.descriptors,
+            counts.streams,
+            counts.events,
+            counts.pinned,
+            counts.allocations,
+            counts.bytes,
+        )
 
     def violations(self) -> tuple[str, ...]:
         """What the program did and the real driver leaves undefined, and waits that would never end; oldest first."""
@@ -313,7 +330,7 @@ class Simulator:
 
         Raises: SimulatorError when a byte of it is not mapped.
         """
-        buffer = ctypes.create_string_buffer(n)
+        buffer = _buffer_of(n)()
         if self._read(address, buffer, n) != CUDA_SUCCESS:
             raise SimulatorError(self._last_error())
         return buffer.raw

@@ -7,7 +7,6 @@ says where it goes, its name and docstring are the pool's name and sentence.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,8 +26,6 @@ from vmmref.slots import Slots
 from vmmref_models import Shape
 
 Part = TypeVar("Part")
-
-_looks = itertools.count()
 
 CATALOGUE: dict[str, FaultyPool] = {}
 """Every broken pool by name, in the order of the files that define them."""
@@ -111,7 +108,5 @@ def pool_with(part: type) -> type[VmmMemoryPool]:
         "recycler_type": type("Recycler", (chosen(Recycler, part),), {"look_type": chosen(Look, part)}),
         "life_type": chosen(Life, part),
         "proxy_type": chosen(TensorProxy, part),
-        # A broken part does not say when it changes something: every look is a fresh one.
-        "changes": property(lambda pool: next(_looks)),
     }
     return type("Pool", (chosen(VmmMemoryPool, part),), places)

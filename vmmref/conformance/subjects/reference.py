@@ -129,7 +129,7 @@ class ReferenceSession:
         self._kept: Counter[str] = Counter()
         self._entered: int | None = None
         self._last: Observation | None = None
-        self._seen: tuple[str, int, bytes] = ("", -1, b"")
+        self._raw = b""
         self._surroundings = contextlib.ExitStack()
         with self._surroundings:
             self._surroundings.enter_context(streams.progress(_drain if stepping else None))
@@ -149,6 +149,7 @@ class ReferenceSession:
                 issued_generations=shape.issued,
                 data_size=shape.data_size,
             )
+            self._book = self.pool.stats()
             self._surroundings = self._surroundings.pop_all()
 
     def apply(self, operation: Operation) -> Outcome:
@@ -365,17 +366,15 @@ class ReferenceSession:
     # ---- looking
 
     def observe(self) -> Observation:
-        """The pool's own book, and the words as they lie in memory; the same object again while nothing changes."""
-        life, changes, raw = self.pool.life, self.pool.changes, b""
+        """The pool's own book, and the words as they lie in memory; equal parts are the same objects as last time."""
+        life, raw, last = self.pool.life, b"", self._last
         if life == "open" or (life == "failed" and self._simulator is not None):
             raw = self._control_bytes()
-        last, seen = self._last, (life, changes, raw)
-        if last is not None and seen == self._seen:
+        book = self.pool.stats()
+        if last is not None and last.life == life and raw == self._raw and book == self._book:
             return last
-        if last is None or changes != self._seen[1]:
-            self._book = self.pool.stats()
-            self._leases_seen = tuple([_view(lease) for lease in self._book.leases])
-        book = self._book
+        if last is None or book.leases != self._book.leases:
+            self._leases_seen = tuple([_view(lease) for lease in book.leases])
         self._last = Observation(
             life,
             book.free_ranges,
@@ -384,10 +383,10 @@ class ReferenceSession:
             book.free_slots,
             book.retired_slots,
             book.generations,
-            last.words if last is not None and raw == self._seen[2] else self._words(raw),
+            last.words if last is not None and raw == self._raw else self._words(raw),
             book.generations_left,
         )
-        self._seen = seen
+        self._book, self._raw = book, raw
         return self._last
 
     def _words(self, raw: bytes) -> tuple[tuple[int, ...], ...] | None:
