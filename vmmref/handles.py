@@ -9,9 +9,8 @@ from typing import Any
 
 from vmmref.driver import calls
 from vmmref.driver.device import Device
-from vmmref.errors import ArgumentError, DriverError
+from vmmref.errors import DriverError
 from vmmref.unwind import Unwind
-from vmmref_models.reasons import Reason
 
 
 class HandleType(StrEnum):
@@ -26,17 +25,18 @@ class HandleType(StrEnum):
         return calls.HANDLE_POSIX_FD if self is HandleType.POSIX_FD else calls.HANDLE_FABRIC
 
 
+HANDLE_TYPES = ("auto", *HandleType)
+"""What a pool may be asked for."""
+
+
 def choose_handle_type(wanted: str, device: Device) -> HandleType:
-    """The handle type that `wanted` means on this device: "posix_fd", "fabric", or "auto" = fabric if it works.
+    """The handle type that `wanted` (of HANDLE_TYPES) means on this device; "auto" is fabric if it works.
 
     Whether it works is found by creating, exporting and importing one granule: the attribute may say yes on a machine
-    whose import service is not usable. Raises ArgumentError for any other word.
+    whose import service is not usable.
     """
-    if wanted in (HandleType.POSIX_FD, HandleType.FABRIC):
-        return HandleType(wanted)
     if wanted != "auto":
-        message = f'handle_type must be "auto", "posix_fd" or "fabric", not {wanted!r}'
-        raise ArgumentError(Reason.BAD_ARGUMENT, "LIFE-1", message)
+        return HandleType(wanted)
     return HandleType.FABRIC if _fabric_works(device) else HandleType.POSIX_FD
 
 

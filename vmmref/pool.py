@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from vmmref.arguments import check_counts, check_data, check_generations, check_names, check_seconds, refused
 from vmmref.book import Holding, LeaseBook
 from vmmref.broker import DescriptorBroker
 from vmmref.driver import calls
@@ -16,7 +17,7 @@ from vmmref.driver.device import Device
 from vmmref.errors import ArgumentError, LeaseError, UnsupportedError, VmmRefError
 from vmmref.handles import HandleType, choose_handle_type, duplicate_descriptor, export_descriptor
 from vmmref.imports import forget_exporter, register_exporter
-from vmmref.layout import ALIGNMENT, ControlLayout, align_up, largest_generation
+from vmmref.layout import ControlLayout, align_up
 from vmmref.lease import PoolCard, PoolLease
 from vmmref.life import Life, State
 from vmmref.packed import PackedTensorProxy, offsets
@@ -131,15 +132,16 @@ class VmmMemoryPool:
         clock: Callable[[], float] = time.monotonic,
         wait_timeout: float = 30.0,
     ) -> None:
-        _check_counts(memory_size, consumer_count, max_inflight_slices)
-        _check_seconds(recycle_interval=recycle_interval, wait_timeout=wait_timeout, lease_deadline=lease_deadline)
-        limit = _check_generations(word_bytes, generation_limit, issued_generations, max_inflight_slices)
+        check_names(transport_name, handle_type)
+        check_counts(memory_size, consumer_count, max_inflight_slices)
+        check_seconds(recycle_interval=recycle_interval, wait_timeout=wait_timeout, lease_deadline=lease_deadline)
+        limit = check_generations(word_bytes, generation_limit, issued_generations, max_inflight_slices)
         self.transport_name = transport_name
         self._layout = ControlLayout(max_inflight_slices, consumer_count, word_bytes)
         self._timeout = wait_timeout
         self._lease_deadline = lease_deadline
         self._clock = clock
-        self._data_end = _check_data(memory_size, data_size, self._layout, transport_name)
+        self._data_end = check_data(memory_size, data_size, self._layout, transport_name)
         self._unwind = Unwind()
         try:
             self._device = Device(device)
@@ -261,7 +263,7 @@ class VmmMemoryPool:
         Raises as `wrap_tensor`, and ArgumentError for no tensors.
         """
         if not tensors:
-            raise _refuse("PACK-1", "wrap_tensors needs at least one tensor")
+            raise refused("PACK-1", "wrap_tensors needs at least one tensor")
         with self._life:
             sources = [publishable(tensor, self._device) for tensor in tensors]
             places, total = offsets([(source.nbytes, source.element_size()) for source in sources])
@@ -486,62 +488,3 @@ class VmmMemoryPool:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
-
-
-def _refuse(rule: str, message: str, reason: Reason = Reason.BAD_ARGUMENT) -> ArgumentError:
-    return ArgumentError(reason, rule, message)
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value > 0
-
-
-def _check_counts(memory_size: int, consumer_count: int, max_inflight_slices: int) -> None:
-    """LIFE-1, before anything is taken."""
-    for name, value in (
-        ("memory_size", memory_size),
-        ("consumer_count", consumer_count),
-        ("max_inflight_slices", max_inflight_slices),
-    ):
-        if not _is_count(value):
-            raise _refuse("LIFE-1", f"{name} must be positive, got {value!r}")
-
-
-def _check_seconds(**seconds: float | None) -> None:
-    """LIFE-1 for times; None means that there is none."""
-    for name, value in seconds.items():
-        if value is not None and not (isinstance(value, int | float) and 0 < value < float("inf")):
-            raise _refuse("LIFE-1", f"{name} must be positive, got {value!r}")
-
-
-def _check_generations(word_bytes: int, limit: int | None, issued: Sequence[int], slots: int) -> int:
-    """GEN-3: the limit in force; refused where the words could not tell that many generations apart."""
-    if word_bytes not in (4, 8):
-        raise _refuse("CTL-1", f"word_bytes must be 4 or 8, got {word_bytes!r}")
-    largest = largest_generation(word_bytes)
-    limit = largest if limit is None else limit
-    if not _is_count(limit) or limit > largest:
-        raise _refuse(
-            "GEN-3", f"generation_limit must be in [1, {largest}] with {word_bytes}-byte words, got {limit!r}"
-        )
-    if len(issued) not in (0, slots) or any(type(used) is not int or not 0 <= used <= limit for used in issued):
-        raise _refuse("GEN-3", f"issued_generations must be {slots} numbers in [0, {limit}], got {list(issued)!r}")
-    return limit
-
-
-def _check_data(memory_size: int, data_size: int | None, layout: ControlLayout, transport_name: str) -> int:
-    """End of the data area; refused where no room is left behind the control words (CTL-5)."""
-    room = (memory_size - layout.data_start) // ALIGNMENT * ALIGNMENT
-    if room <= 0:
-        message = (
-            f"{transport_name} pool is too small after control metadata: "
-            f"pool={memory_size}, control={layout.data_start}"
-        )
-        raise _refuse("CTL-5", message, Reason.POOL_TOO_SMALL)
-    if data_size is None:
-        return layout.data_start + room
-    if not _is_count(data_size) or data_size % ALIGNMENT or data_size > room:
-        raise _refuse(
-            "RNG-1", f"data_size must be a positive multiple of {ALIGNMENT}, at most {room}, got {data_size!r}"
-        )
-    return layout.data_start + data_size
