@@ -216,6 +216,23 @@ def test_explain_takes_families_and_messages(tmp_path: Path) -> None:
     assert [rule["id"] for rule in json.loads(report.read_text())["rules"]] == ["GEN-3"]
 
 
+@pytest.mark.parametrize(
+    ("message", "rule"),
+    [
+        ("RuntimeError: GPU pool slot generation exhausted", "GEN-3"),
+        ("generation exhausted", "GEN-3"),
+        ("Cannot release inactive CUDA VMM pool lease (slot=3, generation=9)", "REC-6"),
+        ("ValueError: mapping [0, 4096) is outside reservation [0, 2097152)", "HND-3"),
+        ("CUDA VMM POSIX FD broker returned no file descriptor", "BRK-3"),
+        ("CUDA VMM tensor has already released its pool slice", "CON-3"),
+    ],
+)
+def test_explain_finds_the_rule_of_a_message_without_its_identifier(message: str, rule: str, tmp_path: Path) -> None:
+    report = tmp_path / "explained.json"
+    assert run("explain", message, "--json", str(report)) == 0
+    assert [entry["id"] for entry in json.loads(report.read_text())["rules"]] == [rule]
+
+
 def test_explain_of_an_unknown_rule_offers_near_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("explain", "GEM-1") == 2
     _one_sentence(capsys.readouterr().err, "GEN-1")

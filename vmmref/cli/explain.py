@@ -12,6 +12,11 @@ import typer
 from vmmref.cli import UsageError
 
 IDENTIFIER = re.compile(r"\b[A-Z]+-[0-9]+\b")
+QUOTED = re.compile(r'"([^"]{12,})"')
+"""A message in a rule's sentence; shorter quotations are words, not messages."""
+VARYING = re.compile(r"…|\{[a-z]+\}")
+SHORTEST_PART = 10
+"""Characters of a part of a message that are enough to look for it."""
 
 
 def command(
@@ -55,10 +60,25 @@ def _found(asked: str) -> list[str]:
     inside = [identifier for identifier in dict.fromkeys(IDENTIFIER.findall(asked)) if identifier in RULES]
     if family or inside:
         return family or inside
+    quoted = [identifier for identifier in RULES if _quotes(specified(identifier), asked)]
+    if quoted:
+        return quoted
     families = list(dict.fromkeys(identifier.rsplit("-", 1)[0] for identifier in RULES))
     near = difflib.get_close_matches(name, [*RULES, *families], n=4, cutoff=0.5)
     hint = f"; near are {', '.join(near)}" if near else f"; families are {', '.join(families)}"
     raise UsageError(f'there is no rule "{asked.strip()}"{hint}')
+
+
+def _quotes(text: str, asked: str) -> bool:
+    """Whether a rule's sentence quotes a message that `asked` contains, or is a part of."""
+    sentence = " ".join(text.split("\n\n", 1)[0].split())
+    asked = " ".join(asked.split())
+    for message in QUOTED.findall(sentence):
+        # What changes from one message to the next is written as "…" or in braces.
+        pattern = ".*".join(re.escape(part) for part in VARYING.split(message))
+        if re.search(pattern, asked) or (len(asked) >= SHORTEST_PART and asked in message):
+            return True
+    return False
 
 
 def specified(identifier: str) -> str:
