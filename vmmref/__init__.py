@@ -10,16 +10,17 @@ if TYPE_CHECKING:
     from vmmref.imports import close_imports
     from vmmref.lease import PoolLease
     from vmmref.packed import PackedTensorProxy
-    from vmmref.pool import PoolStats, VmmMemoryPool
+    from vmmref.pool import VmmMemoryPool
     from vmmref.proxy import TensorProxy
     from vmmref.reservation import VmmReservation
+    from vmmref.stats import PoolStats
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "PackedTensorProxy": "vmmref.packed",
     "PoolLease": "vmmref.lease",
-    "PoolStats": "vmmref.pool",
+    "PoolStats": "vmmref.stats",
     "TensorProxy": "vmmref.proxy",
     "VmmMemoryPool": "vmmref.pool",
     "VmmReservation": "vmmref.reservation",

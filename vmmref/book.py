@@ -6,13 +6,14 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from vmmref.errors import GenerationExhausted, LeaseError
 from vmmref.layout import ControlLayout
 from vmmref.lease import PoolLease
 from vmmref.ranges import FreeRanges
 from vmmref.slots import Slots
+from vmmref.stats import PoolStats
 from vmmref_models.reasons import Reason
 
 _log = logging.getLogger("vmmref")
@@ -63,19 +64,6 @@ class Holding:
         return self.dispatched and self.dispatched_at < overdue_before and self.phase is Phase.ACTIVE
 
 
-class BookSnapshot(NamedTuple):
-    """A copy of the book's figures, taken under its lock; everything by start or by slot, free slots by reuse."""
-
-    free_ranges: tuple[tuple[int, int], ...]
-    leases: tuple[PoolLease, ...]
-    retiring: tuple[int, ...]
-    set_aside: tuple[int, ...]
-    free_slots: tuple[int, ...]
-    retired_slots: tuple[int, ...]
-    generations: tuple[int, ...]
-    generations_left: int
-
-
 class LeaseBook:
     """Free ranges, free slots and the lease of every other slot, under one lock that is held for microseconds only.
 
@@ -97,6 +85,7 @@ class LeaseBook:
     ) -> None:
         self._nonce = nonce
         self._transport_name = transport_name
+        self._usable_size = data_end - layout.data_start
         self._lock = threading.Lock()
         # CTL-1: leases can only come from behind the control words.
         self._ranges = self.ranges_type(layout.data_start, data_end)
@@ -224,12 +213,12 @@ class LeaseBook:
             holding = self._holdings.get(lease.slot)
             return holding is not None and holding.lease == lease and holding.phase is Phase.ACTIVE
 
-    def snapshot(self, overdue_before: float) -> BookSnapshot:
+    def snapshot(self, overdue_before: float) -> PoolStats:
         """Everything at one moment; a lease dispatched before `overdue_before` seconds counts as set aside."""
         with self._lock:
             slots = self._slots
             held = [self._holdings[slot] for slot in sorted(self._holdings)]
-            return BookSnapshot(
+            return PoolStats(
                 self._ranges.ranges(),
                 tuple([holding.lease for holding in held]),
                 tuple([holding.lease.slot for holding in held if holding.phase is Phase.RETIRING]),
@@ -239,6 +228,7 @@ class LeaseBook:
                 slots.retired,
                 slots.generations,
                 slots.generations_left,
+                self._usable_size,
             )
 
     @property

@@ -37,6 +37,8 @@ def publishable(tensor: Any, device: Device) -> torch.Tensor:
         raise _refused(f"tensor is on {tensor.device}, the pool's tensors are on {wanted}")
     if tensor.numel() == 0:
         raise _refused(f"tensor of shape {tuple(tensor.shape)} is empty")
+    if tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg()):
+        return tensor
     # Lazy conjugation and negation are flags beside the bytes: resolve them, or the reader gets other numbers.
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 

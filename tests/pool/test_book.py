@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from vmmref.book import BookSnapshot, Holding, LeaseBook
+from vmmref.book import Holding, LeaseBook
 from vmmref.errors import GenerationExhausted, LeaseError
 from vmmref.layout import ControlLayout
+from vmmref.stats import PoolStats
 from vmmref_models.reasons import Reason
 
 NONCE = b"n" * 16
@@ -28,7 +29,7 @@ def taken(from_book: LeaseBook, nbytes: int = 256) -> Holding:
     return holding
 
 
-def figures(of_book: LeaseBook) -> BookSnapshot:
+def figures(of_book: LeaseBook) -> PoolStats:
     return of_book.snapshot(overdue_before=0.0)
 
 
@@ -48,7 +49,7 @@ def test_a_retiring_lease_still_holds_range_and_slot() -> None:
     holding = taken(leases)
     leases.claim(holding.lease, "CAN-2")
     snapshot = leases.snapshot(overdue_before=0.0)
-    assert (snapshot.free_ranges, snapshot.free_slots, snapshot.retiring) == (((512, 1280),), (1,), (0,))
+    assert (snapshot.free_ranges, snapshot.free_slots, snapshot.retiring_slots) == (((512, 1280),), (1,), (0,))
     assert snapshot.leases == (holding.lease,)
     leases.free(holding)
     assert figures(leases) == figures(book())._replace(free_slots=(1, 0), generations=(1, 0), generations_left=99)

@@ -14,9 +14,10 @@ from vmmref import simcuda
 from vmmref.driver import calls, streams
 from vmmref.imports import IMPORTS, close_imports
 from vmmref.lease import PoolLease
-from vmmref.pool import PoolStats, Publication, VmmMemoryPool
+from vmmref.pool import Publication, VmmMemoryPool
 from vmmref.proxy import Reconstruction, TensorProxy
 from vmmref.simcuda import Simulator
+from vmmref.stats import PoolStats
 
 GRANULE = 2 << 20
 """Bytes: the simulated device's granularity, the least that a pool can be made of."""
