@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -127,7 +128,6 @@ class ReferenceSession:
         self._readers: dict[int, Reconstruction] = {}
         self._looks: dict[int, PoolLook] = {}
         self._kept: Counter[str] = Counter()
-        self._entered: int | None = None
         self._last: Observation | None = None
         self._raw = b""
         self._surroundings = contextlib.ExitStack()
@@ -180,8 +180,7 @@ class ReferenceSession:
                 # What the driver refuses to take back stays, and is no leak of the pool's.
                 self._kept[_GIVE_BACK[error.call]] += 1
             failed = self.pool.failure is error
-            entered, self._entered = self._entered, None
-            return Outcome("failed", Reason.POOL_FAILED if failed else error.reason, count=entered, message=message)
+            return Outcome("failed", Reason.POOL_FAILED if failed else error.reason, message=message)
         return refused(error.reason, message)
 
     # ---- producer
@@ -259,9 +258,7 @@ class ReferenceSession:
         return DONE
 
     def _read(self, operation: op.Read) -> Outcome:
-        with self._reading(operation.proxy):
-            reading = self._begin(operation.proxy)
-        self._readers[operation.reader] = reading
+        reading = self._readers[operation.reader] = self._begin(operation.proxy)
         return Outcome("done", cached=reading.cached)
 
     def _begin(self, proxy: int) -> Reconstruction:
@@ -272,20 +269,8 @@ class ReferenceSession:
         return Outcome("done", digest=payloads.digest(self._readers.pop(operation.reader).finish()))
 
     def _fetch(self, operation: op.Fetch) -> Outcome:
-        with self._reading(operation.proxy):
-            reading = self._begin(operation.proxy)
-            return Outcome("done", digest=payloads.digest(reading.finish()), cached=reading.cached)
-
-    @contextlib.contextmanager
-    def _reading(self, proxy: int) -> Iterator[None]:
-        """Around a reconstruction: note whether a failing one has made the rank take part in the lease (CON-4)."""
-        copy, rank = self._copies[proxy]
-        before, self._entered = copy.took_part(rank), None
-        try:
-            yield
-        except errors.DriverError:
-            self._entered = int(copy.took_part(rank) and not before)
-            raise
+        reading = self._begin(operation.proxy)
+        return Outcome("done", digest=payloads.digest(reading.finish()), cached=reading.cached)
 
     def _release(self, operation: op.Release) -> Outcome:
         copy, rank = self._copies[operation.proxy]
@@ -320,14 +305,21 @@ class ReferenceSession:
 
     def _faulty(self, operation: op.Faulty) -> Outcome:
         assert self._simulator is not None, "Faulty is declared for the simulator only"
+        inner = operation.operation
+        copy, rank = self._copies[inner.proxy] if isinstance(inner, op.Read | op.Fetch) else (None, 0)
+        took_part = copy is not None and copy.took_part(rank)
         self._simulator.fail_any(operation.call, _UNKNOWN_ERROR)
         try:
-            outcome = self.apply(operation.operation)
+            outcome = self.apply(inner)
         finally:
             self._simulator.clear_faults()
-        if outcome.kind == "failed":
-            self._simulator.drain_all()
-        return outcome
+        if outcome.kind != "failed":
+            return outcome
+        self._simulator.drain_all()
+        if copy is None:
+            return outcome
+        # CON-4: whether the failed reconstruction has made the rank take part in the lease all the same.
+        return dataclasses.replace(outcome, count=int(copy.took_part(rank) and not took_part))
 
     def _construct(self, operation: op.Construct) -> Outcome:
         before = self._usage()
