@@ -104,12 +104,19 @@ def _rows(
 def _table(rows: list[Row]) -> Table:
     from rich.table import Table
 
-    table = Table(title="vmmref bench")
-    for heading in ("what", "value", "unit", "baseline", "baseline value", "ratio"):
+    table = Table(box=None, pad_edge=False)
+    compared = any(row.baseline for row in rows)
+    for heading in ("what", "value", "unit", "baseline", "baseline value", "ratio")[: 6 if compared else 3]:
         table.add_column(heading, justify="left" if heading in ("what", "unit", "baseline") else "right")
     for row in rows:
-        other = "" if row.baseline_value is None else f"{row.baseline_value:,.1f}"
+        other = "" if row.baseline_value is None else _figure(row.baseline_value)
         spread = "" if row.low is None or row.high is None else f" ({row.low:.2f} ... {row.high:.2f})"
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}{spread}"
-        table.add_row(row.name, f"{row.value:,.1f}", row.unit, row.baseline or "", other, ratio)
+        cells = (row.name, _figure(row.value), row.unit, row.baseline or "", other, ratio)
+        table.add_row(*cells[: 6 if compared else 3])
     return table
+
+
+def _figure(value: float) -> str:
+    """Three digits that count."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -37,7 +37,9 @@ def command(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report as JSON.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML.")] = None,
     traces: Annotated[Path, typer.Option(help="Folder for the sequences that break a rule.")] = Path("vmmref-traces"),
-    max_seconds: Annotated[str | None, typer.Option(metavar="SECONDS", help="End after about so many seconds.")] = None,
+    max_seconds: Annotated[
+        str | None, typer.Option(metavar="SECONDS", help="Search for so many seconds; starting takes a few more.")
+    ] = None,
 ) -> None:
     """Drive a pool in lock step with the model and say of each rule whether it holds.
 
@@ -54,6 +56,11 @@ def command(
         selected = report.select(rules)
     except ValueError as error:
         raise UsageError(f"--rules: {error}") from None
+    if not any(rule.predicate or rule.run_predicate for rule in selected):
+        named = ", ".join(rule.id for rule in selected)
+        raise UsageError(
+            f"--rules: no check drives what {named} speaks of; their specification says how they are tested"
+        )
     _check_outputs(json_file, junit, traces)
     console = Console()
     with _Display(console) as display:
@@ -194,9 +201,11 @@ class _Display:
 
     def show(self, result: Result) -> None:
         """Update the line."""
+        from vmmref_models import RULES
+
         if self.status is not None:
             broken = f", [bold red]broken: {' '.join(sorted(result.failures))}[/]" if result.failures else ""
-            exercised = sum(1 for count in result.exercised.values() if count)
+            exercised = sum(1 for rule in RULES if result.exercised.get(rule))
             text = f"{result.seconds:5.1f} s  {result.operations} operations, {exercised} rules exercised{broken}"
             self.status.update(text)
 

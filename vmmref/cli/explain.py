@@ -15,12 +15,18 @@ IDENTIFIER = re.compile(r"\b[A-Z]+-[0-9]+\b")
 QUOTED = re.compile(r'"([^"]{12,})"')
 """A message in a rule's sentence; shorter quotations are words, not messages."""
 VARYING = re.compile(r"…|\{[a-z]+\}")
+JUDGED = {
+    "always": "judged in every state",
+    "step": "judged at every operation that it speaks of",
+    "reachable": "some run must reach it",
+    "whole-run": "judged at the end of a run",
+}
 SHORTEST_PART = 10
 """Characters of a part of a message that are enough to look for it."""
 
 
 def command(
-    rule: Annotated[str, typer.Argument(help="A rule, for example GEN-1; a family; or an error message.")],
+    rule: Annotated[str, typer.Argument(help="A rule, for example GEN-1; a family; an error message; a reason code.")],
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rules as JSON.")] = None,
 ) -> None:
     """Say what a rule demands, why, and how it is checked."""
@@ -39,7 +45,9 @@ def command(
         judged = entry.predicate is not None or entry.run_predicate is not None
         kind = str(entry.kind) if judged else "not judged by a run yet"
         text = specified(identifier)
-        console.print(f"[bold]{entry.id} {entry.title}[/]  level {entry.level}, {kind}", highlight=False)
+        console.print(
+            f"[bold]{entry.id} {entry.title}[/]  (level {entry.level}; {JUDGED.get(kind, kind)})", highlight=False
+        )
         console.print(Markdown(text) if text else entry.sentence)
         console.print()
         document.append(
@@ -50,8 +58,9 @@ def command(
 
 
 def _found(asked: str) -> list[str]:
-    """The rules that a text names: one, a family, or those inside an error message."""
+    """The rules that a text names: one, a family, those of an error message, or those that refuse with a reason."""
     from vmmref_models import RULES
+    from vmmref_models.reasons import Reason
 
     name = asked.strip().upper()
     if name in RULES:
@@ -63,6 +72,16 @@ def _found(asked: str) -> list[str]:
     quoted = [identifier for identifier in RULES if _quotes(specified(identifier), asked)]
     if quoted:
         return quoted
+    if name in Reason.__members__:
+        refusing = re.compile(rf"^Refused with:[^\n]*(?:\n(?!\n)[^\n]*)*\b{name}\b", re.MULTILINE)
+        return [identifier for identifier in RULES if refusing.search(specified(identifier))] or _nothing(asked)
+    return _nothing(asked)
+
+
+def _nothing(asked: str) -> list[str]:
+    from vmmref_models import RULES
+
+    name = asked.strip().upper()
     families = list(dict.fromkeys(identifier.rsplit("-", 1)[0] for identifier in RULES))
     near = difflib.get_close_matches(name, [*RULES, *families], n=4, cutoff=0.5)
     hint = f"; near are {', '.join(near)}" if near else f"; families are {', '.join(families)}"

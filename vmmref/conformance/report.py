@@ -72,13 +72,13 @@ def _row(
         reason = f'only "{missing}" leads to what the rule speaks of: {CAPABILITIES[missing]}'
         return Row(rule.id, rule.title, rule.level, "not-supported", 0, reason)
     if not exercised and client == "well-behaved":
-        reason = "a well-behaved client never does what the rule speaks of"
+        reason = "a well-behaved client is not led to what the rule speaks of"
         return Row(rule.id, rule.title, rule.level, "not-supported", 0, reason)
     if not exercised:
         reason = "nothing that the rule speaks of happened in this run"
         return Row(rule.id, rule.title, rule.level, "could-not-run", 0, reason)
     missed = [name for name in REACHABLE if name.startswith(f"{rule.id}/") and counts.get(name) == 0]
-    reason = "; ".join(f"never reached: {REACHABLE[name].sentence}" for name in missed)
+    reason = "; ".join(f"not seen in this run: {_clause(REACHABLE[name].sentence)}" for name in missed)
     return Row(rule.id, rule.title, rule.level, "pass", exercised, reason)
 
 
@@ -191,6 +191,11 @@ def show(console: Console, table: Iterable[Row], failures: Mapping[str, Failure]
     for reason in dict.fromkeys(row.reason for row in listed if row.state == "not-supported"):
         names = " ".join(row.id for row in listed if row.state == "not-supported" and row.reason == reason)
         console.print(Text(f"not supported, {reason}: {names}", STYLES["not-supported"]))
+
+
+def _clause(sentence: str) -> str:
+    """A sentence as a part of another one."""
+    return sentence[:1].lower() + sentence[1:].rstrip(".")
 
 
 def select(wanted: str) -> list[Rule]:
