@@ -33,12 +33,14 @@ class Holding:
     """One lease that holds a range and a slot, with the device work that belongs to it.
 
     `published` stands for its copy and ready store, `retired` for its retire store (events, None = not queued).
-    `source` keeps the published tensor alive until the copy has ended.
+    `source` keeps the published tensor alive until the copy has ended. `excused` are the ranks that are dead and need
+    not acknowledge.
     """
 
     __slots__ = (
         "dispatched",
         "dispatched_at",
+        "excused",
         "lease",
         "phase",
         "published",
@@ -58,6 +60,7 @@ class Holding:
         self.published: int | None = None
         self.retired: int | None = None
         self.source: Any = None
+        self.excused: frozenset[int] = frozenset()
 
     def is_late(self, overdue_before: float) -> bool:
         """Whether ranks have had the lease since before `overdue_before` seconds and it has not been claimed."""
@@ -91,6 +94,7 @@ class LeaseBook:
         self._ranges = self.ranges_type(layout.data_start, data_end)
         self._slots = self.slots_type(layout.slots, generation_limit, issued)
         self._holdings: dict[int, Holding] = {}
+        self._dead: frozenset[int] = frozenset()
         self._warn_above = generation_limit - min(_WARN_GENERATIONS_LEFT, generation_limit // 8)
         self._warned = False
 
@@ -117,6 +121,7 @@ class LeaseBook:
             lease = PoolLease(self._nonce, slot, generation, span[0], span[1], nbytes)
             # SLOT-2: a slot's only lease, which its words and its bytes belong to.
             holding = self._holdings[slot] = Holding(lease)
+            holding.excused = self._dead
         if generation > self._warn_above and not self._warned:
             self._warn()
         return holding
@@ -166,6 +171,18 @@ class LeaseBook:
             for holding in claimed:
                 holding.phase = Phase.RETIRING
         return claimed
+
+    def excuse(self, rank: int) -> None:
+        """Let no lease wait for `rank`, whose process is dead: none of those that are out, and none that follow."""
+        with self._lock:
+            self._dead |= {rank}
+            for holding in self._holdings.values():
+                holding.excused |= {rank}
+
+    def expect(self, rank: int) -> None:
+        """Let the leases from now on wait for `rank`: a new process acts for it. Those that are out still do not."""
+        with self._lock:
+            self._dead -= {rank}
 
     def claim_all(self) -> list[Holding]:
         """Claim every active lease: the pool ends."""

@@ -23,6 +23,7 @@ from vmmref.life import Life, State
 from vmmref.packed import PackedTensorProxy, offsets
 from vmmref.proxy import TensorProxy
 from vmmref.publisher import Part, Publisher
+from vmmref.reaper import Reaper
 from vmmref.recycler import Look, Recycler, RecyclerThread
 from vmmref.reservation import VmmReservation
 from vmmref.stats import PoolStats
@@ -141,6 +142,8 @@ class VmmMemoryPool:
         self._recycler = self.recycler_type(self._address, self._layout, self._book, self._publisher, self._timeout)
         self._unwind.push(self._recycler.close)
         self._zero_words()
+        self._reaper = Reaper(self._layout.consumers)
+        self._unwind.push(self._reaper.close)
         self._export(nonce)
 
     def _map_memory(self, memory_size: int, byte_tensor: Any) -> int:
@@ -329,9 +332,32 @@ class VmmMemoryPool:
 
     # ---- recycling
 
-    def recycle(self) -> int:
-        """One whole pass: look, claim, reclaim; the number of leases taken back."""
+    def watch_consumer(self, rank: int, process_id: int) -> None:
+        """Let the pool know which process, now alive, acts for `rank`, so that it counts its death (REAP-1).
+
+        When the process is gone, every pass counts the rank for the leases that are out, and new leases do not wait for
+        it until another process is watched in its place. Raises ArgumentError for a bad rank, a rank whose process is
+        not dead yet, and a process that does not exist.
+        """
         with self._life:
+            self._reaper.watch(rank, process_id)
+            self._book.expect(rank)
+
+    def reap(self) -> list[int]:
+        """Count the consumer processes that have died since the last time; their ranks. Part of every pass."""
+        with self._life:
+            return self._reap()
+
+    def _reap(self) -> list[int]:
+        dead = self._reaper.collect()
+        for rank in dead:
+            self._book.excuse(rank)
+        return dead
+
+    def recycle(self) -> int:
+        """One whole pass: reap, look, claim, reclaim; the number of leases taken back."""
+        with self._life:
+            self._reap()
             self._recycler.claim(self._recycler.look())
             return self._recycler.reclaim(wait=True)
 

@@ -35,10 +35,11 @@ class Look:
         self._words = memoryview(raw).cast("I" if layout.word_bytes == 4 else "Q")
 
     def all_acknowledged(self, holding: Holding) -> bool:
-        """Whether every rank had acknowledged exactly this lease (REC-1, ACK-5)."""
-        generation = holding.lease.generation
+        """Whether every rank had acknowledged exactly this lease, or is known dead (REC-1, ACK-5)."""
+        generation, excused = holding.lease.generation, holding.excused
         first = holding.lease.slot * self._layout.words_per_slot + 1
-        return all(word == generation for word in self._words[first : first + self._layout.consumers])
+        words = self._words[first : first + self._layout.consumers]
+        return all(word == generation or rank in excused for rank, word in enumerate(words))
 
 
 class Recycler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import torch
 from tests.processes.children import GRANULE, Child, Producer, Rank, Told
 from vmmref import wire
 from vmmref.conformance import payloads
-from vmmref.errors import ProducerGone
+from vmmref.errors import ArgumentError, ProducerGone
 from vmmref.imports import close_imports
 from vmmref.pool import VmmMemoryPool
 from vmmref.proxy import TensorProxy
@@ -55,15 +56,20 @@ def published(pool: VmmMemoryPool, tensor: torch.Tensor) -> TensorProxy:
     return proxy
 
 
-def recycle_all(pool: VmmMemoryPool) -> None:
-    """Passes until every lease is back; the ranks have queued their acknowledgements."""
+def recycle_until(pool: VmmMemoryPool, most: int) -> None:
+    """Passes until no more than `most` leases are out; the ranks have queued their acknowledgements."""
     pause = threading.Event()
     for _ in range(2000):
         pool.recycle()
-        if not pool.active_lease_count:
+        if pool.active_lease_count <= most:
             return
         pause.wait(0.005)
     raise AssertionError(f"{pool.active_lease_count} leases have not come back")
+
+
+def recycle_all(pool: VmmMemoryPool) -> None:
+    """Passes until every lease is back."""
+    recycle_until(pool, 0)
 
 
 def end(children: list[Child]) -> list[tuple[dict[str, int], int]]:
@@ -258,3 +264,63 @@ def test_liv_1_many_threads_and_processes_at_once(simulator: Simulator, ranks: l
         assert (wrong, pool.failure) == ([], None)
         left = end(ranks)
     assert left == [NOTHING, NOTHING]
+
+
+@pytest.mark.rule("REAP-1")
+@pytest.mark.parametrize("handle_type", HANDLE_TYPES)
+def test_reap_1_a_dead_consumer_gives_its_leases_back(simulator: Simulator, handle_type: str) -> None:
+    """
+    The rank of a process that has died is counted for every lease it has not acknowledged; the others are undisturbed.
+
+    Given: two watched processes, and three leases: rank 0 has read two of them, rank 1 holds all and has read none.
+    When: rank 1's process is killed; rank 0 reads the third lease; a lease without a rank 1 is published; then a new
+        process is watched for rank 1, and a lease for both is published.
+    Then: passes free nothing before the death, and two leases after it; the third and the fourth come back by rank 0
+        alone; the last one comes back only when both have read it.
+    """
+    with VmmMemoryPool(GRANULE, "sim", 2, None, 4, handle_type=handle_type) as pool, two_ranks() as ranks:
+        for number, rank in enumerate(ranks):
+            assert rank.process.pid is not None
+            pool.watch_consumer(number, rank.process.pid)
+        warm = published(pool, payload("int32", 9))
+        for rank in ranks:
+            rank.ask("read", warm)
+        recycle_all(pool)
+        proxies = [published(pool, payload("int32", value)) for value in range(3)]
+        for proxy in proxies[:2]:
+            ranks[0].ask("read", proxy)
+        assert pool.reap() == []
+        assert pool.recycle() == 0
+        ranks[1].kill()
+        recycle_until(pool, 1)
+        assert ranks[0].ask("read", proxies[2])[2] == payloads.digest(payload("int32", 2))
+        recycle_until(pool, 0)
+        ranks[0].ask("read", published(pool, payload("int32", 4)))
+        recycle_until(pool, 0)
+        with Child(functools.partial(Rank, 1, 2)) as newcomer:
+            assert newcomer.process.pid is not None
+            pool.watch_consumer(1, newcomer.process.pid)
+            both = published(pool, payload("int32", 5))
+            ranks[0].ask("read", both)
+            assert pool.recycle() == 0
+            assert newcomer.ask("read", both)[2] == payloads.digest(payload("int32", 5))
+            recycle_until(pool, 0)
+            left = end([ranks[0], newcomer])
+    assert left == [NOTHING, NOTHING]
+
+
+@pytest.mark.rule("REAP-1")
+def test_reap_1_who_can_be_watched(simulator: Simulator) -> None:
+    """
+    A rank has one process, which exists.
+
+    Given: a pool of two ranks, rank 0 acted for by this process.
+    When: another process is named for rank 0, a rank that is none, a process that is none.
+    Then: each is refused, and nothing is left open by the pool.
+    """
+    with VmmMemoryPool(GRANULE, "sim", 2, None, 4) as pool:
+        pool.watch_consumer(0, os.getpid())
+        for rank, process, reason in ((0, 1, "BAD_RANK"), (2, 1, "BAD_RANK"), (1, 2**22 + 1, "BAD_ARGUMENT")):
+            with pytest.raises(ArgumentError) as refusal:
+                pool.watch_consumer(rank, process)
+            assert refusal.value.reason == reason
