@@ -34,13 +34,17 @@ class Holding:
 
     `published` stands for its copy and ready store, `retired` for its retire store (events, None = not queued).
     `source` keeps the published tensor alive until the copy has ended. `excused` are the ranks that are dead and need
-    not acknowledge.
+    not acknowledge. A `borrowable` lease may be looked at in place: ended before all have `acknowledged`, it is `held`
+    back until they have (CON-6).
     """
 
     __slots__ = (
+        "acknowledged",
+        "borrowable",
         "dispatched",
         "dispatched_at",
         "excused",
+        "held",
         "lease",
         "phase",
         "published",
@@ -61,6 +65,14 @@ class Holding:
         self.retired: int | None = None
         self.source: Any = None
         self.excused: frozenset[int] = frozenset()
+        self.borrowable = False
+        self.acknowledged = False
+        self.held = False
+
+    @property
+    def outlives_its_end(self) -> bool:
+        """Whether some rank may be looking at the bytes of this claimed lease, so that they must stay."""
+        return self.borrowable and self.dispatched and not self.acknowledged
 
     def is_late(self, overdue_before: float) -> bool:
         """Whether ranks have had the lease since before `overdue_before` seconds and it has not been claimed."""
@@ -170,6 +182,7 @@ class LeaseBook:
             claimed.sort(key=lambda holding: holding.lease.slot)
             for holding in claimed:
                 holding.phase = Phase.RETIRING
+                holding.acknowledged = True
         return claimed
 
     def excuse(self, rank: int) -> None:
@@ -240,7 +253,8 @@ class LeaseBook:
                 tuple([holding.lease for holding in held]),
                 tuple([holding.lease.slot for holding in held if holding.phase is Phase.RETIRING]),
                 # REAP-2: a late lease keeps its range, its slot and R = 2n; only what is reported of it changes.
-                tuple([holding.lease.slot for holding in held if holding.is_late(overdue_before)]),
+                # CON-6: a held one has been retired, and is not reissued either.
+                tuple([holding.lease.slot for holding in held if holding.held or holding.is_late(overdue_before)]),
                 slots.free,
                 slots.retired,
                 slots.generations,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from vmmref.broker import request_descriptor
 from vmmref.driver import calls
 from vmmref.driver.device import Device
-from vmmref.errors import BrokerError, DriverError, ProducerGone
+from vmmref.errors import BrokerError, DriverError, LeaseError, ProducerGone
 from vmmref.forks import fork_count, refuse_after_fork
 from vmmref.handles import HandleType
 from vmmref.lease import PoolCard
@@ -80,8 +80,14 @@ class PoolImport:
     def close(self, timeout_seconds: float) -> None:
         """Drop the import once no rank has a queued copy-out, read of R or acknowledgement left (HND-4).
 
-        Raises WaitTimeout when that takes longer; then the import is as it was.
+        Raises WaitTimeout when that takes longer, and LeaseError while a view is borrowed; then the import is as it
+        was.
         """
+        with self._lock:
+            borrowed = [lease for reader in self._ranks.values() for lease in reader.borrowed.values()]
+        if borrowed:
+            message = f"{len(borrowed)} borrowed view(s) of the pool have not been released: {borrowed[0]}"
+            raise LeaseError(Reason.STILL_BORROWED, "CON-6", message)
         self.synchronize(timeout_seconds)
         with self._lock, self.device:
             self.closed = True

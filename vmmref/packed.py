@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Sequence
@@ -71,13 +72,11 @@ class PackedTensorProxy:
         self, device: Any, consumer_count: int | None = None, consumer_rank: int | None = None
     ) -> Any:
         """This child of the rank's private copy of the pack. Raises as `TensorProxy.reconstruct_on_target_device`."""
-        import torch
+        from vmmref.tensors import as_tensor
 
         data = self._whole.reconstruct_on_target_device(device, consumer_count, consumer_rank)
-        nbytes = ELEMENT_BYTES[self.dtype]
-        for length in self.shape:
-            nbytes *= length
-        return data[self.offset : self.offset + nbytes].view(getattr(torch, self.dtype)).reshape(self.shape)
+        nbytes = ELEMENT_BYTES[self.dtype] * math.prod(self.shape)
+        return as_tensor(data[self.offset : self.offset + nbytes], self.dtype, self.shape)
 
     def acknowledge_consumption(
         self, consumer_count: int | None = None, consumer_rank: int | None = None, device: Any = None
@@ -104,7 +103,7 @@ class PackedTensorProxy:
     @classmethod
     def from_bytes(cls, data: bytes) -> PackedTensorProxy:
         """A child from its wire form; raises WireFormError for anything else. Executes nothing."""
-        card, lease, dtype, shape, offset = wire.unpack(data)
+        card, lease, dtype, shape, offset, _ = wire.unpack(data)
         if offset is None:
             message = "the wire form of a single tensor: use TensorProxy.from_bytes"
             raise WireFormError(Reason.BAD_WIRE_FORM, "PACK-1", message)

@@ -201,15 +201,21 @@ class VmmMemoryPool:
 
     # ---- publishing
 
-    def wrap_tensor(self, tensor: Any) -> TensorProxy | None:
+    def wrap_tensor(self, tensor: Any, borrowable: bool = False) -> TensorProxy | None:
         """Copy `tensor` into the pool and return its proxy, once consumers may read it; None when the pool is full.
 
-        The caller falls back to a host copy then (RNG-5). Raises TensorError for a tensor that cannot be published
-        (PUB-4), GenerationExhausted, PoolClosing, PoolFailed, DriverError, WaitTimeout; none of them takes anything.
+        The caller falls back to a host copy then (RNG-5). With `borrowable`, consumers may look at the bytes in place;
+        the price is that a revoked lease comes back only when they all have acknowledged (CON-6).
+
+        Raises TensorError for a tensor that cannot be published (PUB-4), GenerationExhausted, PoolClosing, PoolFailed,
+        DriverError, WaitTimeout; none of them takes anything.
         """
         with self._life:
             publication = self._begin(tensor)
-            return None if publication is None else self._finish(publication)
+            if publication is None:
+                return None
+            publication._holding.borrowable = borrowable
+            return self._finish(publication)
 
     def begin_publish(self, tensor: Any) -> Publication | None:
         """The first half of `wrap_tensor`: lease and queue, and do not wait. None when the pool is full."""
@@ -260,7 +266,7 @@ class VmmMemoryPool:
     def _finish(self, publication: Publication) -> TensorProxy:
         holding = publication._holding
         self._wait_published(holding)
-        proxy = self.proxy_type(self._card, holding.lease, publication.dtype, publication.shape)
+        proxy = self.proxy_type(self._card, holding.lease, publication.dtype, publication.shape, holding.borrowable)
         proxy._on_serialize = self._broker.start if self._broker is not None else None
         return proxy
 
@@ -314,7 +320,10 @@ class VmmMemoryPool:
         self._end(lease, "CAN-2")
 
     def revoke(self, lease: PoolLease) -> None:
-        """End an active lease whose proxy has been handed on; goes the same way as `cancel_lease` (CAN-3)."""
+        """End an active lease whose proxy has been handed on; goes the same way as `cancel_lease` (CAN-3).
+
+        A borrowable one is set aside until every rank has acknowledged it or is dead (CON-6).
+        """
         self._end(lease, "CAN-3")
 
     def release_lease(self, lease: PoolLease) -> None:
@@ -473,6 +482,7 @@ class VmmMemoryPool:
             for stream in streams:
                 stream.synchronize(left())
             self._recycler.reclaim(wait=True)
+            self._recycler.abandon_held()
 
     def __enter__(self) -> VmmMemoryPool:
         return self

@@ -7,7 +7,7 @@ from typing import Any
 
 from vmmref import tensors, wire
 from vmmref.driver.device import parse_device
-from vmmref.errors import ArgumentError, ProducerGone, WireFormError
+from vmmref.errors import ArgumentError, LeaseError, ProducerGone, WireFormError
 from vmmref.imports import IMPORTS, PoolImport
 from vmmref.lease import PoolCard, PoolLease
 from vmmref.reader import CopyOut, RankReader
@@ -56,9 +56,13 @@ class TensorProxy:
     one of them is refused in a rank once one of them was read or released there. Thread-safe.
     """
 
-    def __init__(self, card: PoolCard, lease: PoolLease, dtype: str, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, card: PoolCard, lease: PoolLease, dtype: str, shape: tuple[int, ...], borrowable: bool = False
+    ) -> None:
         self.card = card
         self.lease = lease
+        self.borrowable = borrowable
+        """Whether `borrow_on_target_device` may be used; said by the producer when it published."""
         self.dtype = dtype
         """Name of the torch dtype, "float32"."""
         self.shape = shape
@@ -102,12 +106,44 @@ class TensorProxy:
         with owner.device:
             reader.enter(self.lease)
             self._done.add(rank)
-            copy = reader.begin(self.lease, destination, destination.data_ptr())
+            copy = reader.begin(self.lease, destination, destination.data_ptr(), self.borrowable)
         return Reconstruction(self, None, owner, reader, copy)
 
     def _remember(self, device: str, rank: int, tensor: Any) -> None:
         with self._lock:
             self._tensors[device, rank] = tensor
+
+    def borrow_on_target_device(
+        self, device: Any, consumer_count: int | None = None, consumer_rank: int | None = None
+    ) -> Any:
+        """The tensor in the pool's own memory, without a copy, until `release_borrowed` (CON-6).
+
+        It must not be written to, nor used after the release. Raises LeaseError when the lease was not published to be
+        borrowed, and as `reconstruct_on_target_device`.
+        """
+        rank = self.check_rank(consumer_count, consumer_rank)
+        if not self.borrowable:
+            lease = self.lease
+            message = f"lease (slot={lease.slot}, generation={lease.generation}) was not published to be borrowed"
+            raise LeaseError(Reason.NOT_BORROWABLE, "CON-6", message)
+        owner = IMPORTS.open(self.card, device_name(device))
+        reader = owner.rank(rank)
+        with owner.device:
+            reader.enter(self.lease)
+            self._done.add(rank)
+            address = reader.borrow(self.lease)
+        data = tensors.view_of_memory(address, self.lease.nbytes, owner.device)
+        return tensors.as_tensor(data, self.dtype, self.shape)
+
+    def release_borrowed(
+        self, consumer_count: int | None = None, consumer_rank: int | None = None, device: Any = None
+    ) -> None:
+        """Give a borrowed view back: acknowledges behind the reads queued before. Nothing where nothing is borrowed."""
+        rank = self.check_rank(consumer_count, consumer_rank)
+        for owner in IMPORTS.find(self.card.nonce):
+            if IMPORTS.device_of(self.card.nonce, rank) == owner.device.name:
+                with owner.device:
+                    owner.rank(rank).release_borrowed(self.lease)
 
     def release_without_reconstruction(
         self, consumer_count: int | None = None, consumer_rank: int | None = None, device: Any = None
@@ -165,16 +201,16 @@ class TensorProxy:
 
     def __bytes__(self) -> bytes:
         self.prepare_to_travel()
-        return wire.pack(wire.Content(self.card, self.lease, self.dtype, self.shape, None))
+        return wire.pack(wire.Content(self.card, self.lease, self.dtype, self.shape, None, self.borrowable))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TensorProxy:
         """A new copy of the proxy from its wire form; raises WireFormError for anything else. Executes nothing."""
-        card, lease, dtype, shape, offset = wire.unpack(data)
+        card, lease, dtype, shape, offset, borrowable = wire.unpack(data)
         if offset is not None:
             message = "the wire form of a packed tensor: use PackedTensorProxy.from_bytes"
             raise WireFormError(Reason.BAD_WIRE_FORM, "PACK-1", message)
-        return cls(card, lease, dtype, shape)
+        return cls(card, lease, dtype, shape, borrowable)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_bytes, (bytes(self),)

@@ -23,10 +23,11 @@ WAIT_SECONDS = 30.0
 class CopyOut:
     """One reconstruction under way: what was queued for it, and where its bytes arrive."""
 
-    __slots__ = ("cell", "destination", "event", "lease")
+    __slots__ = ("borrowable", "cell", "destination", "event", "lease")
 
-    def __init__(self, lease: PoolLease, destination: Any, cell: int, event: int) -> None:
+    def __init__(self, lease: PoolLease, destination: Any, cell: int, event: int, borrowable: bool = False) -> None:
         self.lease = lease
+        self.borrowable = borrowable
         self.destination = destination
         self.cell = cell
         self.event = event
@@ -48,6 +49,8 @@ class RankReader:
         self._lock = threading.Lock()
         self.unreleased: set[tuple[int, int]] = set()
         """(slot, generation) of leases whose acknowledgement could not be queued; they stay leased (CON-4)."""
+        self.borrowed: dict[tuple[int, int], PoolLease] = {}
+        """Leases that this rank looks at in place, by slot and generation; the mapping must outlive them (HND-4)."""
         self._cells = PinnedCells(self._layout.word_bytes)
         self._staged: list[tuple[int, int]] = []
         self._under_way: set[CopyOut] = set()
@@ -67,7 +70,7 @@ class RankReader:
             )
             raise AlreadyReleased(Reason.ALREADY_RELEASED, "CON-3", message)
 
-    def begin(self, lease: PoolLease, destination: Any, destination_address: int) -> CopyOut:
+    def begin(self, lease: PoolLease, destination: Any, destination_address: int, borrowable: bool = False) -> CopyOut:
         """Queue the copy-out of an entered lease and, behind its last byte, the read of R.
 
         On failure the lease is acknowledged behind whatever had been queued, and the error raised (CON-4).
@@ -78,7 +81,7 @@ class RankReader:
                 self._order_after_torch()
                 self._queue_bytes(lease, destination_address)
                 self._queue_ready_read(lease, cell)
-                copy = CopyOut(lease, destination, cell, self.stream.mark())
+                copy = CopyOut(lease, destination, cell, self.stream.mark(), borrowable)
             except BaseException as error:
                 self._under_way.add(CopyOut(lease, destination, 0, 0))
                 self._acknowledge_after(error, lease)
@@ -95,7 +98,10 @@ class RankReader:
         calls.copy_to_host(cell, ready, self._layout.word_bytes, self.stream.handle)
 
     def _order_after_torch(self) -> None:
-        """Let the copy-out start after torch's own earlier use of the memory that it gave us for the destination."""
+        """Let what follows start after the work that torch has queued in this thread.
+
+        That is torch's earlier use of the memory that it gave us for a destination, or its reads of a borrowed view.
+        """
         torch_stream = self._device.current_stream()
         if torch_stream is not None:
             event = calls.create_event()
@@ -133,12 +139,49 @@ class RankReader:
         self._cells.give(copy.cell)
         self.stream.recycle(copy.event)
         if word != live_word(lease.generation):
-            # Whatever was copied may be another lease's bytes; it is thrown away and no word is written.
+            # Whatever was copied may be another lease's bytes; it is thrown away and no word is written. Only a lease
+            # that could be borrowed is held back for its readers, and each of them has to say that it is done (CON-6).
+            if copy.borrowable:
+                self._acknowledge(lease)
             message = (
                 f"lease (slot={lease.slot}, generation={lease.generation}) was retired before rank {self.rank} had "
                 f"copied it: R is {word}, not {live_word(lease.generation)}"
             )
             raise StaleLease(Reason.STALE_LEASE, "CON-5", message)
+
+    def borrow(self, lease: PoolLease) -> int:
+        """Check that an entered lease is live and return the address of its bytes in this process (CON-6).
+
+        The rank is in the table before R is looked at, so no other copy of the proxy gets in any more; and a lease that
+        is revoked from here on keeps its range until this rank has acknowledged. Raises StaleLease for one that was
+        retired before; either way, and on failure, `release_borrowed` or this call acknowledges once.
+        """
+        what = f"look at lease (slot={lease.slot}, generation={lease.generation}) by rank {self.rank}"
+        try:
+            with self._lock:
+                cell = self._cells.take()
+                self._queue_ready_read(lease, cell)
+                copy = CopyOut(lease, None, cell, self.stream.mark(), borrowable=True)
+            streams.wait(copy.event, WAIT_SECONDS, what)
+            with self._lock:
+                self._judge(copy)
+                self.borrowed[lease.slot, lease.generation] = lease
+        except StaleLease:
+            raise
+        except BaseException as error:
+            with self._lock:
+                self._acknowledge_after(error, lease)
+            raise
+        return self._address + lease.start
+
+    def release_borrowed(self, lease: PoolLease) -> None:
+        """Acknowledge behind the reads that torch has queued so far; nothing when the lease is not borrowed."""
+        with self._lock:
+            if (lease.slot, lease.generation) not in self.borrowed:
+                return
+            self._order_after_torch()
+            self._acknowledge(lease)
+            del self.borrowed[lease.slot, lease.generation]
 
     def release(self, lease: PoolLease) -> None:
         """Acknowledge without reading; nothing happens when this rank took part already (ACK-3)."""

@@ -57,6 +57,7 @@ class Recycler:
         self._timeout_seconds = timeout_seconds
         self._look_lock = threading.Lock()
         self._retiring: deque[Holding] = deque()
+        self._held: deque[Holding] = deque()
         self._unwind = Unwind()
         try:
             self.look_stream = Stream("look")
@@ -84,8 +85,19 @@ class Recycler:
         (REC-3). On failure the leases whose retire store could not be queued are active again.
         """
         claimed = self._book.claim_where(look.all_acknowledged)
+        self._let_go(look)
         self.retire_all(claimed)
         return len(claimed)
+
+    def _let_go(self, look: Look) -> None:
+        """CON-6: a lease that was ended while it may have been borrowed comes back when nobody looks at it any more."""
+        for _ in range(len(self._held)):
+            holding = self._held.popleft()
+            if look.all_acknowledged(holding):
+                holding.acknowledged = True
+                self._retiring.append(holding)
+            else:
+                self._held.append(holding)
 
     def retire_all(self, claimed: list[Holding]) -> None:
         """Queue the retire store of each claimed lease; on failure those that were not reached are active again."""
@@ -127,9 +139,22 @@ class Recycler:
             except BaseException:
                 self._retiring.appendleft(holding)
                 raise
-            self._publisher.free(holding)
-            freed += 1
+            freed += self._free(holding)
         return freed
+
+    def _free(self, holding: Holding) -> bool:
+        """Free a lease whose retire store is done, or hold it back while ranks may be looking at its bytes."""
+        if holding.outlives_its_end:
+            holding.held = True
+            self._held.append(holding)
+            return False
+        self._publisher.free(holding)
+        return True
+
+    def abandon_held(self) -> None:
+        """The pool ends: consumers that look at a held lease have a mapping of their own (LIFE-2)."""
+        while self._held:
+            self._publisher.free(self._held.popleft())
 
     def end_lease(self, holding: Holding) -> None:
         """Retire a claimed lease, wait, free it: what cancel and revoke do. A failure leaves it to a later pass."""
@@ -142,7 +167,7 @@ class Recycler:
             else:
                 self._book.unclaim(holding)
             raise
-        self._publisher.free(holding)
+        self._free(holding)
 
     def close(self) -> None:
         """Give stream and pinned memory back."""

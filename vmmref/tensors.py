@@ -57,6 +57,11 @@ def view_of_memory(address: int, nbytes: int, device: Device) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device.torch_device).set_(storage, 0, (nbytes,), (1,))
 
 
+def as_tensor(data: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Bytes (a uint8 tensor) seen as a tensor of `dtype` and `shape`, in place."""
+    return data.view(getattr(torch, dtype)).reshape(shape)
+
+
 def check_backing(byte_tensor: Any, memory_size: int, device: Device) -> int:
     """Address of the memory that a caller offers to build a pool on; raises ArgumentError if unusable (PUB-5)."""
     usable = (

@@ -3,7 +3,7 @@
 Little-endian. Version 1:
 
     magic 8 · version u16 · nonce 16 · producer pid u32 · memory size u64 · data end u64 · slots u32 · consumers u16 ·
-    word bytes u8 · handle type u8 · slot u32 · generation u64 · start u64 · nbytes u64 · packed u8 · offset u64 ·
+    word bytes u8 · handle type u8 · slot u32 · generation u64 · start u64 · nbytes u64 · flags u8 · offset u64 ·
     dtype u8 · dimensions u8 ·
     locator length u8 · transport name length u8 · device name length u8 · shape u64 each · locator · transport name ·
     device name · CRC-32 of all before
@@ -25,6 +25,7 @@ from vmmref_models.reasons import Reason
 MAGIC = b"VMMREFPX"
 VERSION = 1
 _HEAD = struct.Struct("<8sH16sIQQIHBBIQQQBQBBBBB")
+_PACKED, _BORROWABLE = 1, 2
 _HANDLE_TYPES = (HandleType.POSIX_FD, HandleType.FABRIC)
 _MOST_DIMENSIONS = 64
 """As many as torch's own tensors may have."""
@@ -48,23 +49,26 @@ class Content(NamedTuple):
     """What a proxy says: the tensor of `dtype` (a name in ELEMENT_BYTES) and `shape` that lies in a lease.
 
     `offset` is None for a tensor that has the lease for itself; for one of a pack, its place in the lease.
+    `borrowable` says whether consumers may look at the bytes in place (CON-6).
     """
 
     card: PoolCard
     lease: PoolLease
     dtype: str
     shape: tuple[int, ...]
-    offset: int | None
+    offset: int | None = None
+    borrowable: bool = False
 
 
 def pack(content: Content) -> bytes:
     """The bytes of a proxy."""
-    card, lease, dtype, shape, offset = content
+    card, lease, dtype, shape, offset, borrowable = content
+    flags = (_PACKED if offset is not None else 0) | (_BORROWABLE if borrowable else 0)
     name, device = card.transport_name.encode()[:255], card.device_name.encode()
     head = _HEAD.pack(
         MAGIC, VERSION, card.nonce, card.producer_pid, card.memory_size, card.data_end, card.slots, card.consumers,
         card.word_bytes, _HANDLE_TYPES.index(card.handle_type), lease.slot, lease.generation, lease.start, lease.nbytes,
-        offset is not None, offset or 0, _DTYPES.index(dtype), len(shape), len(card.locator), len(name), len(device),
+        flags, offset or 0, _DTYPES.index(dtype), len(shape), len(card.locator), len(name), len(device),
     )  # fmt: skip
     body = head + struct.pack(f"<{len(shape)}Q", *shape) + card.locator + name + device
     return body + struct.pack("<I", zlib.crc32(body))
@@ -79,15 +83,16 @@ def unpack(data: bytes) -> Content:
         raise _bad(f"{len(data)} bytes that are no vmmref proxy")
     (
         _, version, nonce, pid, memory_size, data_end, slots, consumers, word_bytes, handle_type, slot, generation,
-        start, nbytes, packed, offset, dtype, dimensions, locator_length, name_length, device_length,
+        start, nbytes, flags, offset, dtype, dimensions, locator_length, name_length, device_length,
     ) = _HEAD.unpack_from(data)  # fmt: skip
     if version != VERSION:
         raise _bad(f"proxy of version {version}; this vmmref knows version {VERSION}")
     length = _HEAD.size + 8 * dimensions + locator_length + name_length + device_length
     if len(data) != length + 4 or struct.unpack_from("<I", data, length)[0] != zlib.crc32(data[:length]):
         raise _bad(f"proxy of {len(data)} bytes is cut off or altered")
-    if packed > 1 or (offset and not packed):
-        raise _bad(f"proxy of kind {packed} with offset {offset}: not known here")
+    packed = bool(flags & _PACKED)
+    if flags & ~(_PACKED | _BORROWABLE) or (offset and not packed):
+        raise _bad(f"proxy with flags {flags} and offset {offset}: not known here")
     if handle_type >= len(_HANDLE_TYPES) or dtype >= len(_DTYPES) or dimensions > _MOST_DIMENSIONS:
         raise _bad(f"proxy names handle type {handle_type}, dtype {dtype}, {dimensions} dimensions: not known here")
     shape = struct.unpack_from(f"<{dimensions}Q", data, _HEAD.size)
@@ -98,7 +103,7 @@ def unpack(data: bytes) -> Content:
         _HANDLE_TYPES[handle_type], locator, _text(names[name_length:]),
     )  # fmt: skip
     lease = PoolLease(nonce, slot, generation, start, start + align_up(nbytes, ALIGNMENT), nbytes)
-    content = Content(card, lease, _DTYPES[dtype], shape, offset if packed else None)
+    content = Content(card, lease, _DTYPES[dtype], shape, offset if packed else None, bool(flags & _BORROWABLE))
     _check(content)
     return content
 
@@ -109,7 +114,7 @@ def _text(data: bytes) -> str:
 
 def _check(content: Content) -> None:
     """Refuse fields that would make a reader touch bytes outside the pool or another lease's words."""
-    card, lease, dtype, shape, offset = content
+    card, lease, dtype, shape, offset, _ = content
     if card.word_bytes not in (4, 8) or not card.consumers or not card.slots:
         raise _bad(f"proxy of a pool with {card.slots} slots, {card.consumers} ranks, {card.word_bytes}-byte words")
     if lease.slot >= card.slots or not 0 < lease.generation <= largest_generation(card.word_bytes):

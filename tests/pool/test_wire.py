@@ -42,7 +42,7 @@ def proxies(draw: st.DrawFn) -> wire.Content:
     start = layout.data_start + first * ALIGNMENT
     slot, generation = draw(st.integers(0, layout.slots - 1)), draw(st.integers(1, 2**31 - 1))
     lease = PoolLease(nonce, slot, generation, start, start + align_up(nbytes, ALIGNMENT), nbytes)
-    return wire.Content(card, lease, dtype, shape, offset)
+    return wire.Content(card, lease, dtype, shape, offset, draw(st.booleans()))
 
 
 SAMPLE = wire.Content(
@@ -101,7 +101,7 @@ def test_hostile_fields_with_a_right_checksum(data: bytes) -> None:
     """What passes all the same must be a lease inside its pool: nothing else may reach a driver call."""
     body = wire.MAGIC + struct.pack("<H", wire.VERSION) + data
     try:
-        card, lease, _, _, _ = wire.unpack(sealed(body))
+        card, lease, *_ = wire.unpack(sealed(body))
     except WireFormError:
         return
     assert card.layout.data_start <= lease.start < lease.end <= card.data_end <= card.memory_size
@@ -113,7 +113,7 @@ def test_hostile_changes_of_a_good_proxy(offset: int, change: bytes) -> None:
     body = bytearray(wire.pack(SAMPLE)[:-4])
     body[offset : offset + len(change)] = change
     try:
-        card, lease, dtype, _, _ = wire.unpack(sealed(bytes(body)))
+        card, lease, dtype, *_ = wire.unpack(sealed(bytes(body)))
     except WireFormError:
         return
     assert card.layout.data_start <= lease.start < lease.end <= card.data_end <= card.memory_size
@@ -135,7 +135,7 @@ def test_hostile_changes_of_a_good_proxy(offset: int, change: bytes) -> None:
         ("start off its alignment", 66, "<Q", 520),
         ("start behind the end", 66, "<Q", 2**63),
         ("nbytes", 74, "<Q", 25),
-        ("kind", 82, "<B", 2),
+        ("flags", 82, "<B", 4),
         ("offset of what is not packed", 83, "<Q", 4),
         ("dtype", 91, "<B", 255),
         ("dimensions", 92, "<B", 65),

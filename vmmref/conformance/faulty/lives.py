@@ -71,8 +71,8 @@ class KeepsItsProbe(VmmMemoryPool):
 class FullWhenClosed(VmmMemoryPool):
     """Answers "full" after its end: callers fall back to host copies for ever and report nothing."""
 
-    def wrap_tensor(self, tensor: Any) -> TensorProxy | None:
-        return None if self.life == "closed" else super().wrap_tensor(tensor)
+    def wrap_tensor(self, tensor: Any, borrowable: bool = False) -> TensorProxy | None:
+        return None if self.life == "closed" else super().wrap_tensor(tensor, borrowable)
 
 
 @broken("LIFE-3")
