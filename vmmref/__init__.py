@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from vmmref.proxy import TensorProxy
     from vmmref.reservation import VmmReservation
     from vmmref.stats import PoolStats
+    from vmmref.transport import FeatureTransport
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "FeatureTransport": "vmmref.transport",
     "PackedTensorProxy": "vmmref.packed",
     "PoolLease": "vmmref.lease",
     "PoolStats": "vmmref.stats",
@@ -39,6 +41,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "FeatureTransport",
     "PackedTensorProxy",
     "PoolLease",
     "PoolStats",

@@ -26,6 +26,14 @@ class TensorError(VmmRefError, ValueError):
     """A tensor that cannot be published. Nothing was taken."""
 
 
+class FieldError(VmmRefError, TypeError):
+    """A field of a request that holds what cannot travel as one tensor. Nothing was taken."""
+
+
+class MissingProcessor(ArgumentError, RuntimeError):
+    """A feature transport without a processor; RuntimeError too, since pools in production raise that."""
+
+
 class WireFormError(VmmRefError, ValueError):
     """Bytes that are not a proxy of a version known here."""
 

@@ -49,8 +49,12 @@ def command(
     if unable:
         raise UsageError(unable)
     shown: list[str] = []
-    for failure in failures:
+    for failure in failures[:1]:
         shown += failure_lines(failure, RULES[failure.rule].title, f"vmmref replay {trace}")
+    for failure in failures[1:]:
+        # One operation, several rules: the sequence is the same.
+        shown += [f"{failure.rule} broken too: {RULES[failure.rule].title}"]
+        shown += [f"  expected {failure.expected}", f"  got      {failure.got}"]
     if not failures:
         shown = [f"no rule is broken by {len(loaded.operations)} operations on {name}, {where}"]
         shown += [f"  pool     {shape_text(loaded.shape)}", *lines(loaded.shape, loaded.operations)]

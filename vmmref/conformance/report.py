@@ -171,7 +171,8 @@ def show(console: Console, table: Iterable[Row], failures: Mapping[str, Failure]
     from rich.text import Text
 
     listed = list(table)
-    for row in listed:
+    # The shortest sequence first: it is the nearest to the cause where several rules break by one mistake.
+    for row in sorted(listed, key=lambda row: len(failures[row.id].operations) if row.id in failures else 0):
         failure = failures.get(row.id)
         if row.state == "fail" and failure is not None:
             shown = failure_lines(failure, row.title, row.replay or "")

@@ -214,9 +214,11 @@ class Episode:
         try:
             leftovers = self.session.close()
         except Exception as error:
-            if self.failures:
-                return False  # What it broke is known; a pool that has broken a rule may be beyond ending.
-            raise SubjectError(f"close() raised {describe_error(error)}") from error
+            # What it broke before is known, and a pool that has broken a rule may be beyond ending.
+            if judge and not self.failures:
+                got = f"close() raised {describe_error(error)}"
+                self.failures = [self._failure("LIFE-2", "a pool can be ended", got)]
+            return not self.failures
         if self.failures or not judge:
             return not self.failures
         ended = self.ended or Ended(self.observed, self.state, driven_home=False)
