@@ -74,9 +74,10 @@ class Holding:
         """Whether some rank may be looking at the bytes of this claimed lease, so that they must stay."""
         return self.borrowable and self.dispatched and not self.acknowledged
 
-    def is_late(self, overdue_before: float) -> bool:
-        """Whether ranks have had the lease since before `overdue_before` seconds and it has not been claimed."""
-        return self.dispatched and self.dispatched_at < overdue_before and self.phase is Phase.ACTIVE
+    def is_set_aside(self, overdue_before: float) -> bool:
+        """Whether it is held back, or ranks have had it since before `overdue_before` seconds and it is not claimed."""
+        late = self.dispatched_at < overdue_before and self.dispatched and self.phase is Phase.ACTIVE
+        return late or self.held
 
 
 class LeaseBook:
@@ -254,7 +255,7 @@ class LeaseBook:
                 tuple([holding.lease.slot for holding in held if holding.phase is Phase.RETIRING]),
                 # REAP-2: a late lease keeps its range, its slot and R = 2n; only what is reported of it changes.
                 # CON-6: a held one has been retired, and is not reissued either.
-                tuple([holding.lease.slot for holding in held if holding.held or holding.is_late(overdue_before)]),
+                tuple([holding.lease.slot for holding in held if holding.is_set_aside(overdue_before)]),
                 slots.free,
                 slots.retired,
                 slots.generations,

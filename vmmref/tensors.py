@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,9 +13,15 @@ from vmmref.wire import ELEMENT_BYTES
 from vmmref_models.reasons import Reason
 
 
+@lru_cache(maxsize=256)
 def dtype_name(dtype: torch.dtype) -> str:
     """The name of a dtype in the wire form: "float32" for torch.float32."""
     return str(dtype).removeprefix("torch.")
+
+
+@lru_cache(maxsize=64)
+def _home(name: str) -> torch.device:
+    return torch.device(name)
 
 
 def _refused(message: str) -> TensorError:
@@ -32,7 +39,7 @@ def publishable(tensor: Any, device: Device) -> torch.Tensor:
         raise _refused(f"only plain strided tensors can be published, not {tensor.layout} {tensor.dtype}")
     if dtype_name(tensor.dtype) not in ELEMENT_BYTES:
         raise _refused(f"tensors of {tensor.dtype} cannot be published")
-    wanted = torch.device(device.torch_device)
+    wanted = _home(device.torch_device)
     if tensor.device != wanted:
         raise _refused(f"tensor is on {tensor.device}, the pool's tensors are on {wanted}")
     if tensor.numel() == 0:

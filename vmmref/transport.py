@@ -314,13 +314,15 @@ class FeatureTransport:
 
         Acknowledges every lease for rank `consumer_rank` (see `TensorProxy.reconstruct_on_target_device`). Asking again
         gives the same tensors; they live as long as the proxies. When one field fails, the rest is released for this
-        rank, so that no lease waits for it, and the error raised with later ones as notes. Raises ArgumentError, and
-        releases nothing, for a rank or a device that the call can be made again without.
+        rank, so that no lease waits for it, and the error is raised with later ones as notes. ArgumentError, for a rank
+        or a device that cannot be, releases nothing: the call can be made again with the right ones.
         """
         home = _torch_device(device)
         holders = _holders(fields, consumer_count, consumer_rank)
         try:
-            return {name: _arrived(value, device, home, consumer_count, consumer_rank) for name, value in fields.items()}
+            return {
+                name: _arrived(value, device, home, consumer_count, consumer_rank) for name, value in fields.items()
+            }
         except ArgumentError:
             raise
         except BaseException as error:
@@ -335,7 +337,7 @@ class FeatureTransport:
         consumer_rank: int | None = None,
         device: Any = None,
     ) -> None:
-        """Acknowledge for one rank whatever of the request it has not read: nothing at the second time or after reading.
+        """Acknowledge for one rank, without reading, whatever of the request it has not read or released before.
 
         `device` as for `TensorProxy.release_without_reconstruction`. Goes on behind a failure and raises the first one,
         with later ones as notes; calling again tries those again.

@@ -63,12 +63,9 @@ class Device:
         self.simulated = kind == "sim"
         self.ordinal = ordinal
         self.name = f"{kind}:{ordinal}"
-        self.context = calls.retain_primary_context(ordinal)
-
-    @property
-    def torch_device(self) -> str:
+        self.torch_device = "cpu" if self.simulated else self.name
         """Where torch keeps this device's tensors: a simulated device's memory is host memory, so "cpu" there."""
-        return "cpu" if self.simulated else f"cuda:{self.ordinal}"
+        self.context = calls.retain_primary_context(ordinal)
 
     def attribute(self, attribute: Any) -> int:
         """One device attribute (a member of `calls.ATTRIBUTE`)."""
