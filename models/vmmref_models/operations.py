@@ -7,7 +7,7 @@ Token numbers are unique in a sequence and a kind.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from vmmref_models.reasons import Reason
@@ -263,7 +263,7 @@ class Outcome:
     came before."""
     leftovers: int | None = None
     """Of Construct, also inside Faulty: handles, mappings, reservations, descriptors, streams, events left behind."""
-    message: str = ""
+    message: str = field(default="", compare=False)
     """The error's text, for people; never compared."""
 
 

@@ -322,6 +322,16 @@ def observe(state: State) -> Observation:
     )
 
 
+def shows_the_same(one: State, other: State) -> bool:
+    """Whether two states of one pool surely show the same: nothing that `observe` looks at is another object."""
+    return (
+        one.allocator is other.allocator
+        and one.device.words is other.device.words
+        and one.closed == other.closed
+        and one.failed == other.failed
+    )
+
+
 def generations_left(allocator: Allocator, limit: int) -> int:
     """The smallest number of generations that a slot still in use (not retired) has left; 0 when none is in use."""
     used_up = allocator.retired_slots
