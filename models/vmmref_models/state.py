@@ -163,14 +163,16 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Consumers:
-    """What the ranks remember. One process stands for all of them, so they share one import of the pool."""
+    """What the ranks remember. They may share a process, and so an import of the pool, or have one each."""
 
     tables: tuple[tuple[int, ...], ...]
     """Per rank and slot the newest generation that the rank has entered (read or released); never lowered."""
     proxies: tuple[Proxy, ...] = ()
     readers: tuple[Reader, ...] = ()
     imported: bool | None = False
-    """None: a read failed, and nobody can tell whether it had imported the pool before."""
+    """Whether any rank has. None: a read failed, and nobody can tell whether it had imported the pool before."""
+    late: tuple[int, ...] = ()
+    """Ranks that had not taken part in any lease when the pool ended: they may or may not share another's import."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,7 +270,7 @@ def read(state: State, proxy_token: int, reader: int, seen: Outcome | None) -> t
     lease, rank = proxy.lease, proxy.rank
     if proxy.state == CACHED:
         return state, Outcome("done", cached=True)
-    if state.closed and not faults.has_import(state, seen):
+    if state.closed and not faults.has_import(state, rank, seen):
         return state, refused(Reason.PRODUCER_GONE, "the pool is gone and was never imported here [REAP-3]")
     if consumers.tables[rank][lease.slot] >= lease.generation:
         return state, refused(Reason.ALREADY_RELEASED, "CUDA VMM tensor has already released its pool slice [CON-3]")
@@ -451,6 +451,8 @@ def shutdown(state: State) -> tuple[State, Outcome]:
     """
     if state.closed:
         return state, DONE
+    late = tuple([rank for rank, table in enumerate(state.consumers.tables) if not any(table)])
+    state = state.having(consumers=replace(state.consumers, late=late))
     if state.failed:  # LIFE-3: nothing is reused, so nothing is given back to the free lists either.
         return replace(state, closed=True, looks=()), DONE
     for lease in state.allocator.held:

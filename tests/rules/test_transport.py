@@ -323,6 +323,28 @@ def test_trn_2_cancelling_a_published_request(toy: Make) -> None:
 
 
 @pytest.mark.rule("TRN-2")
+def test_trn_2_leases_that_have_ended_need_no_cancelling(toy: Make) -> None:
+    """
+    Cancelling means that no lease is left, not that this call has ended them all.
+
+    Given: two published requests of two leases each; one lease was revoked.
+    When: the first request is cancelled, the pool is shut down, and the second one is cancelled.
+    Then: neither fails, all fields hold their tensors, and nothing is left to try again.
+    """
+    pool = toy(slots=4)
+    transport, requests = transport_of(pool), [request_of(100, 200), request_of(100, 200)]
+    tensors = [dict(fields) for fields in requests]
+    first, second = [transport.publish(fields, single=["a", "b"]) for fields in requests]
+    pool.pool.revoke(first.leases[0])
+    transport.cancel(first)
+    assert pool.pool.stats().leases == second.leases
+    pool.pool.shutdown()
+    transport.cancel(second)
+    assert all(same(fields, due) for fields, due in zip(requests, tensors, strict=True))
+    assert transport.stats().unfinished == 0
+
+
+@pytest.mark.rule("TRN-2")
 def test_trn_2_requests_that_cannot_be_published(toy: Make) -> None:
     """
     What is wrong with a request is said before anything is taken.
@@ -419,16 +441,17 @@ def test_trn_3_other_containers_stay_as_they_are(toy: Make) -> None:
 
 @pytest.mark.rule("TRN-4")
 @pytest.mark.parametrize(
-    "tensor",
+    "make",
     [
-        torch.arange(2048, dtype=torch.float32).reshape(32, 64).t(),
-        torch.arange(300).to(torch.complex64).conj(),
-        torch.ones(1, dtype=torch.bfloat16).expand(2000),
-        torch.ones(2000, requires_grad=True),
+        lambda: torch.arange(2048, dtype=torch.float32).reshape(32, 64).t(),
+        lambda: torch.arange(300).to(torch.complex64).conj(),
+        lambda: torch.arange(300).to(torch.complex64).conj().imag,
+        lambda: torch.ones(1, dtype=torch.bfloat16).expand(2000),
+        lambda: torch.ones(2000, requires_grad=True),
     ],
-    ids=["strided", "conjugated", "expanded", "requires grad"],
+    ids=["strided", "conjugated", "negated", "expanded", "requires grad"],
 )
-def test_trn_4_a_host_copy_equals_its_source(toy: Make, tensor: torch.Tensor) -> None:
+def test_trn_4_a_host_copy_equals_its_source(toy: Make, make: Callable[[], torch.Tensor]) -> None:
     """
     The fallback sends what the pool would have sent.
 
@@ -437,14 +460,14 @@ def test_trn_4_a_host_copy_equals_its_source(toy: Make, tensor: torch.Tensor) ->
     Then: the field holds an own, plain, contiguous tensor on the host with the bytes of the moment of publishing.
     """
     pool = toy()
+    tensor = make()
     fields: dict[str, Any] = {"image": tensor}
     due = tensor.detach().clone()
     transport_of(pool).publish(fields)
     copy = fields["image"]
-    with torch.no_grad():
-        tensor[...] = 0
+    tensor.untyped_storage().fill_(0)
     assert (copy.device.type, copy.dtype, copy.shape) == ("cpu", due.dtype, due.shape)
-    assert (copy.is_contiguous(), copy.is_conj(), copy.requires_grad) == (True, False, False)
+    assert (copy.is_contiguous(), copy.is_conj(), copy.is_neg(), copy.requires_grad) == (True, False, False, False)
     assert torch.equal(copy, due)
     assert equal(FeatureTransport.receive(sent(fields), "sim", 1, 0), {"image": due.resolve_conj()})
     pool.check_home()
@@ -632,11 +655,17 @@ def test_a_wrong_rank_or_device_releases_nothing(toy: Make, device: str, count: 
 
 
 class Gate:
-    """Holds back the first thread that waits for the device, until it is opened."""
+    """Once closed, holds back every thread that waits for the device, until it is opened."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
         self.opened = threading.Event()
+        self.opened.set()
+
+    def close(self) -> None:
+        """To be called when the pool stands, which waits for the device too."""
+        self.reached.clear()
+        self.opened.clear()
 
     def __call__(self, event: int) -> None:
         self.reached.set()
@@ -646,7 +675,7 @@ class Gate:
 
 @pytest.fixture
 def gate(simulator: Simulator) -> Iterator[Gate]:
-    """A closed gate in the way of every wait for the device."""
+    """A gate in the way of every wait for the device."""
     made = Gate()
     with streams.progress(made):
         yield made
@@ -680,6 +709,7 @@ def test_trn_2_publishing_does_not_hold_up_the_loop(toy: Make, gate: Gate) -> No
     tensors = dict(fields)
 
     async def steps() -> None:
+        gate.close()
         task = asyncio.create_task(transport.publish_async(fields, single=["c"]))
         await until(gate.reached)
         assert same(fields, tensors)
@@ -706,6 +736,7 @@ def test_trn_2_a_cancelled_publication_is_rolled_back(toy: Make, gate: Gate) -> 
     third = request_of(50)
 
     async def steps() -> None:
+        gate.close()
         tasks = [asyncio.create_task(transport.publish_async(fields)) for fields in requests]
         await until(gate.reached)
         for task in tasks:

@@ -85,7 +85,8 @@ def _load(name: str, path: str) -> Callable[..., Any]:
         target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name + ".").startswith(error.name + "."):
-            raise Unusable(f'subject "{name}": there is no module "{error.name}"') from error
+            message = f'subject "{name}": there is no module "{error.name}" on the path or in the current folder'
+            raise Unusable(message) from error
         raise Unusable(f'subject "{name}": importing "{module_name}" raised {describe_error(error)}') from error
     except Exception as error:
         raise Unusable(f'subject "{name}": importing "{module_name}" raised {describe_error(error)}') from error

@@ -69,7 +69,7 @@ def _row(
         return Row(rule.id, rule.title, rule.level, "not-supported", exercised, missing)
     if not exercised and rule.id in LEADS_THERE and LEADS_THERE[rule.id] not in description.capabilities:
         missing = LEADS_THERE[rule.id]
-        reason = f'only "{missing}" leads to what the rule speaks of: {CAPABILITIES[missing]}'
+        reason = f'it takes "{missing}" to get to what the rule speaks of: {CAPABILITIES[missing]}'
         return Row(rule.id, rule.title, rule.level, "not-supported", 0, reason)
     if not exercised and client == "well-behaved":
         reason = "a well-behaved client is not led to what the rule speaks of"

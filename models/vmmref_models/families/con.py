@@ -72,9 +72,11 @@ def no_read_after_release(step: Step) -> Verdict | None:
         return None
     if outcome.kind == "refused" and outcome.reason is Reason.ALREADY_RELEASED:
         return HELD
-    if step.past.closed and not step.past.consumers.imported and outcome.reason is Reason.PRODUCER_GONE:
-        return None  # A read failed: only the pool knows whether its import had come to be.
-    entered = step.past.consumers.tables[proxy.rank][proxy.lease.slot]
+    consumers = step.past.consumers
+    unsure = not consumers.imported or proxy.rank in consumers.late
+    if step.past.closed and unsure and outcome.reason is Reason.PRODUCER_GONE:
+        return None  # A read failed, or the rank came late: only the pool knows whether there is an import.
+    entered = consumers.tables[proxy.rank][proxy.lease.slot]
     return Broken(
         f"refused {Reason.ALREADY_RELEASED}: rank {proxy.rank} has entered generation {entered} of slot "
         f"{proxy.lease.slot}",
