@@ -54,7 +54,7 @@ def test_operation_that_takes_the_process_with_it_is_named() -> None:
     ("factory", "reason"),
     [
         ("blind", "observe() of a new pool raised RuntimeError: nobody can see this"),
-        ("nonsense", "the check itself failed: TypeError"),
+        ("nonsense", "observe() of a new pool answered an Observation whose words is"),
         ("unshaped", "the subject refused 30 shapes in a row, the last one with: this pool cannot have"),
         ("misdescribed", 'declares capability "telepathy"'),
         ("raising", "its factory raised RuntimeError: no pool on sim today"),

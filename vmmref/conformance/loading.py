@@ -19,6 +19,7 @@ REFERENCE = "vmmref.conformance.subjects.reference:make"
 """The reference pool, checked where no other subject is named."""
 GROUP = "vmmref.subjects"
 DEVICE = re.compile(r"sim(:[0-9]{1,4})?|cuda:[0-9]{1,4}")
+MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 LEVELS = "ABCD"
 KINDS: frozenset[str] = frozenset(
     name
@@ -76,7 +77,7 @@ def load_factory(name: str) -> Callable[..., Any]:
 
 def _load(name: str, path: str) -> Callable[..., Any]:
     module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
+    if not MODULE.fullmatch(module_name) or not attribute:
         raise Unusable(f'subject "{name}" is not of the form "package.module:factory"')
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
@@ -118,6 +119,9 @@ def _check_description(name: str, subject: Any) -> None:
         raise Unusable(f'subject "{name}": describe() raised {describe_error(error)}') from error
     if not isinstance(described, Description):
         raise Unusable(f'subject "{name}": describe() answered {_kind(described)}, not a Description')
+    for name_of, value in (("capabilities", described.capabilities), ("operations", described.operations)):
+        if not isinstance(value, frozenset):
+            raise Unusable(f'subject "{name}" declares {name_of} as {_kind(value)}, not a frozenset')
     for what, values, known in _declared(described):
         unknown = sorted(str(value) for value in values if value not in known)
         if unknown:

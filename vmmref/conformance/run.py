@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from vmmref.conformance.answers import leftovers_problem, observation_problem, outcome_problem, session_problem
 from vmmref.conformance.failure import Failure
 from vmmref.conformance.loading import describe_error
 from vmmref.conformance.subject import Session, Subject
@@ -89,6 +90,7 @@ class Episode:
             rig.follow(shape)
         self.session = _opened(rig.subject, shape)
         rig.monitor.start()
+        self.observed = Observation("open")
         self.observed = self._look()
 
     def do(self, operation: Operation) -> bool:
@@ -102,7 +104,10 @@ class Episode:
             outcome = self.session.apply(operation)
         except Exception as error:
             # An adapter turns errors into outcomes; one that got past it is no refusal (ERR-2).
-            outcome = Outcome("crashed", message=describe_error(error))
+            outcome = Outcome("crashed", message=f"apply() raised {describe_error(error)}")
+        problem = outcome_problem(outcome)
+        if problem is not None:
+            raise SubjectError(f"apply({operation}) answered {problem}")
         seen = self.observed = self._look()
         broken = rig.monitor.judge(Step(before, seen, operation, outcome, past))
         if broken:
@@ -134,11 +139,15 @@ class Episode:
         return True
 
     def _look(self) -> Observation:
+        when = f"after {self.operations[-1]}" if self.operations else "of a new pool"
         try:
-            return self.session.observe()
+            seen = self.session.observe()
         except Exception as error:
-            when = f"after {self.operations[-1]}" if self.operations else "of a new pool"
             raise SubjectError(f"observe() {when} raised {describe_error(error)}") from error
+        problem = observation_problem(seen) if seen is not self.observed else None
+        if problem is not None:
+            raise SubjectError(f"observe() {when} answered {problem}")
+        return seen
 
     def _failure(
         self, rule: str, expected: str, got: str, before: Observation | None = None, outcome: Outcome | None = None
@@ -225,6 +234,9 @@ class Episode:
                 got = f"close() raised {describe_error(error)}"
                 self.failures = [self._failure("LIFE-2", "a pool can be ended", got)]
             return not self.failures
+        problem = leftovers_problem(leftovers)
+        if problem is not None:
+            raise SubjectError(f"close() answered {problem}")
         if self.failures or not judge:
             return not self.failures
         ended = self.ended or Ended(self.observed, self.state, driven_home=False)
@@ -236,11 +248,15 @@ class Episode:
 
 def _opened(subject: Subject, shape: Shape) -> Session:
     try:
-        return subject.open(shape)
+        session = subject.open(shape)
     except ValueError:
         raise
     except Exception as error:
         raise SubjectError(f"open({shape}) raised {describe_error(error)}") from error
+    problem = session_problem(session)
+    if problem is not None:
+        raise SubjectError(f"open() answered {problem}")
+    return session
 
 
 def replay(rig: Rig, shape: Shape, operations: Sequence[Operation], home: bool = True) -> list[Failure]:

@@ -166,7 +166,7 @@ class Check:
             if hung:
                 self.result.cannot_run = "the subject was not ready in time"
             elif not self.result.cannot_run and how != "ended with status 0":
-                self.result.cannot_run = f"the worker {how} before it had begun"
+                self.result.cannot_run = f'the process that loads subject "{self.subject}" {how} before it had one'
             return []
         rule = "LIFE-5" if hung else "ERR-2"
         if rule not in self.result.failures:

@@ -67,6 +67,8 @@ def work(task: Task, pipe: Connection) -> None:
     """The body of a worker process."""
     # The parent ends the run when it is interrupted; a worker that printed a traceback too would only confuse.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Standard output is the report's; what a subject prints goes where messages go.
+    os.dup2(2, 1)
     try:
         subject = load_subject(task.subject, task.device)
         watched = task.only is not None or task.sequence is not None
