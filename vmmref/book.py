@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
-from vmmref.errors import GenerationExhausted, LeaseError
+from vmmref.errors import ArgumentError, GenerationExhausted, LeaseError
 from vmmref.layout import ControlLayout
 from vmmref.lease import PoolLease
 from vmmref.ranges import FreeRanges
@@ -152,6 +152,8 @@ class LeaseBook:
 
         Raises LeaseError, naming `rule`, and changes nothing, when it is not the active lease of its slot (REC-6).
         """
+        if not isinstance(lease, PoolLease):
+            raise ArgumentError(Reason.BAD_ARGUMENT, rule, f"a PoolLease is needed, got {type(lease).__name__}")
         if lease.nonce != self._nonce:
             # GEN-5: everything else may coincide.
             message = (

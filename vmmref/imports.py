@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 
+from vmmref.arguments import check_seconds, refused
 from vmmref.broker import request_descriptor
 from vmmref.driver import calls
 from vmmref.driver.device import Device
@@ -213,4 +214,7 @@ def close_imports(nonce: bytes | None = None, timeout_seconds: float = WAIT_SECO
 
     For consumers whose producer has ended or was restarted. Raises WaitTimeout when queued work has not ended in time.
     """
+    if nonce is not None and not isinstance(nonce, bytes):
+        raise refused("HND-4", f"a pool's nonce is bytes, got {type(nonce).__name__}")
+    check_seconds("timeout_seconds", timeout_seconds, least=0.0)
     IMPORTS.close(nonce, timeout_seconds)

@@ -9,7 +9,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vmmref.arguments import check_counts, check_data, check_generations, check_names, check_seconds, refused
+from vmmref.arguments import (
+    check_clock,
+    check_counts,
+    check_data,
+    check_generations,
+    check_names,
+    check_seconds,
+    refused,
+)
 from vmmref.book import Holding, LeaseBook
 from vmmref.broker import DescriptorBroker
 from vmmref.driver import calls
@@ -30,6 +38,9 @@ from vmmref.stats import PoolStats
 from vmmref.tensors import check_backing, dtype_name, publishable, view_of_memory
 from vmmref.unwind import Unwind
 from vmmref_models.reasons import Reason
+
+_LAST_PATIENCE_SECONDS = 30.0
+"""However short the caller's patience: so long is waited for the device before memory is given up for lost."""
 
 
 class Publication:
@@ -99,8 +110,15 @@ class VmmMemoryPool:
         wait_timeout: float = 30.0,
     ) -> None:
         check_names(transport_name, handle_type)
-        check_counts(memory_size, consumer_count, max_inflight_slices)
-        check_seconds(recycle_interval=recycle_interval, wait_timeout=wait_timeout, lease_deadline=lease_deadline)
+        memory_size, consumer_count, max_inflight_slices = check_counts(
+            memory_size, consumer_count, max_inflight_slices
+        )
+        check_seconds("wait_timeout", wait_timeout)
+        if recycle_interval is not None:
+            check_seconds("recycle_interval", recycle_interval)
+        if lease_deadline is not None:
+            check_seconds("lease_deadline", lease_deadline)
+        check_clock(clock)
         limit = check_generations(word_bytes, generation_limit, issued_generations, max_inflight_slices)
         self.transport_name = transport_name
         self._layout = ControlLayout(max_inflight_slices, consumer_count, word_bytes)
@@ -176,9 +194,12 @@ class VmmMemoryPool:
             stream.synchronize(self._timeout)
         except BaseException as error:
             # LIFE-4: the fill may be queued all the same, and unmapping would not wait for it.
-            ended = Unwind()
-            ended.push(lambda: stream.synchronize(self._timeout))
-            ended.run(cause=error)
+            try:
+                stream.synchronize(max(self._timeout, _LAST_PATIENCE_SECONDS))
+            except BaseException as second:
+                # Memory that the device may still write is not unmapped: it is lost, which is the lesser harm.
+                self._unwind = Unwind()
+                error.add_note(f"its memory stays mapped: {type(second).__name__}: {second}")
             raise
 
     def _export(self, nonce: bytes) -> None:
@@ -227,6 +248,8 @@ class VmmMemoryPool:
 
         Raises LeaseError when the lease was cancelled meanwhile. When waiting fails the lease is taken back (PUB-3).
         """
+        if not isinstance(publication, Publication):
+            raise refused("PUB-2", f"finish_publish needs a Publication, got {type(publication).__name__}")
         with self._life:
             return self._finish(publication)
 
@@ -236,8 +259,9 @@ class VmmMemoryPool:
         One range, slot, generation, ready store and acknowledgement for all; a failure publishes none (PACK-1).
         Raises as `wrap_tensor`, and ArgumentError for no tensors.
         """
-        if not tensors:
-            raise refused("PACK-1", "wrap_tensors needs at least one tensor")
+        if not isinstance(tensors, list | tuple) or not tensors:
+            got = "none" if isinstance(tensors, list | tuple) else type(tensors).__name__
+            raise refused("PACK-1", f"wrap_tensors needs a list of at least one tensor, got {got}")
         with self._life:
             sources = [publishable(tensor, self._device) for tensor in tensors]
             places, total = offsets([(source.nbytes, source.element_size()) for source in sources])
@@ -305,6 +329,8 @@ class VmmMemoryPool:
 
         Any child of a pack cancels the whole pack, once; cancelling another child after that does nothing (PACK-4).
         """
+        if not isinstance(proxy, TensorProxy | PackedTensorProxy):
+            raise refused("CAN-2", f"cancel_proxy needs a proxy, got {type(proxy).__name__}")
         try:
             self.cancel_lease(proxy.lease)
         except LeaseError as error:
@@ -377,6 +403,8 @@ class VmmMemoryPool:
 
     def claim(self, look: Look) -> int:
         """Second part: claim what the look, however old, saw acknowledged by all ranks; how many leases."""
+        if not isinstance(look, Look):
+            raise refused("REC-3", f"claim needs a Look, got {type(look).__name__}")
         with self._life:
             return self._recycler.claim(look)
 
@@ -446,6 +474,8 @@ class VmmMemoryPool:
         from two threads, and again after WaitTimeout are all safe (LIFE-2). `timeout` in seconds, by default the
         pool's `wait_timeout`; at its end WaitTimeout says what is outstanding, and nothing has been unmapped.
         """
+        if timeout is not None:
+            check_seconds("timeout", timeout, least=0.0)
         patience = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + patience
         if not self._life.begin_close(patience):

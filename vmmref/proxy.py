@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import torch
+
 from vmmref import tensors, wire
 from vmmref.driver.device import parse_device
 from vmmref.errors import ArgumentError, LeaseError, ProducerGone, WireFormError
@@ -228,12 +230,10 @@ def current_device(producers: str) -> str:
     kind, _ = parse_device(producers)
     if kind == "sim":
         return producers
-    import torch
-
     return f"cuda:{torch.cuda.current_device()}"
 
 
 def device_name(device: Any) -> str:
     """The name of a device given as "sim", "cuda", "cuda:1" or a torch.device, in the one form used as a key."""
-    kind, ordinal = parse_device(device if isinstance(device, str) else str(device))
+    kind, ordinal = parse_device(str(device) if isinstance(device, torch.device) else device)
     return f"{kind}:{ordinal}"

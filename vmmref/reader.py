@@ -8,7 +8,7 @@ from typing import Any
 from vmmref.driver import calls, streams
 from vmmref.driver.device import Device
 from vmmref.driver.streams import Stream
-from vmmref.errors import AlreadyReleased, StaleLease
+from vmmref.errors import AlreadyReleased, ProducerGone, StaleLease
 from vmmref.layout import ControlLayout, live_word
 from vmmref.lease import PoolLease
 from vmmref.table import RankTable
@@ -118,6 +118,9 @@ class RankReader:
         """
         lease = copy.lease
         what = f"copy-out of lease (slot={lease.slot}, generation={lease.generation}) by rank {self.rank}"
+        if not self.stream.handle:
+            message = f"this process has dropped its import of the pool before the {what} was judged"
+            raise ProducerGone(Reason.PRODUCER_GONE, "HND-4", message)
         try:
             with self._device:
                 streams.wait(copy.event, WAIT_SECONDS, what)

@@ -22,8 +22,10 @@ class VmmReservation:
     """
 
     def __init__(self, device: Device, size: int, handle_type: Any = calls.HANDLE_POSIX_FD) -> None:
-        if size <= 0:
-            raise ArgumentError(Reason.BAD_ARGUMENT, "HND-3", f"reservation size must be positive, got {size}")
+        if not isinstance(device, Device):
+            raise ArgumentError(Reason.BAD_ARGUMENT, "HND-3", f"a Device is needed, got {device!r}")
+        if type(size) is not int or size <= 0:
+            raise ArgumentError(Reason.BAD_ARGUMENT, "HND-3", f"reservation size must be positive, got {size!r}")
         self._device = device
         self._properties = calls.allocation_properties(device.ordinal, handle_type)
         self.granularity = calls.granularity(self._properties)
@@ -57,6 +59,9 @@ class VmmReservation:
         if self._closed:
             # HND-2
             raise ReservationError(Reason.RESERVATION_CLOSED, "HND-2", f"VmmReservation.{call} after close")
+        if type(offset) is not int or type(size) is not int:
+            message = f"mapping [{offset!r}, + {size!r}) is outside reservation [0, {self.size}): no whole numbers"
+            raise ArgumentError(Reason.OUTSIDE_RESERVATION, "HND-3", message)
         # HND-3: before the driver is asked, which would answer no more than INVALID_VALUE.
         aligned = offset % self.granularity == 0 and size % self.granularity == 0
         if offset < 0 or size <= 0 or offset + size > self.size or not aligned:

@@ -37,6 +37,8 @@ def publishable(tensor: Any, device: Device) -> torch.Tensor:
         raise _refused(f"a torch.Tensor can be published, not {type(tensor).__name__}")
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         raise _refused(f"only plain strided tensors can be published, not {tensor.layout} {tensor.dtype}")
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise _refused(f"a {type(tensor).__name__} has no memory of its own that could be copied")
     if dtype_name(tensor.dtype) not in ELEMENT_BYTES:
         raise _refused(f"tensors of {tensor.dtype} cannot be published")
     wanted = _home(device.torch_device)
@@ -44,6 +46,8 @@ def publishable(tensor: Any, device: Device) -> torch.Tensor:
         raise _refused(f"tensor is on {tensor.device}, the pool's tensors are on {wanted}")
     if tensor.numel() == 0:
         raise _refused(f"tensor of shape {tuple(tensor.shape)} is empty")
+    if tensor.untyped_storage().nbytes() < tensor.element_size() * (tensor.storage_offset() + 1):
+        raise _refused(f"tensor of shape {tuple(tensor.shape)} has lost its storage")
     if tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg()):
         return tensor
     # Lazy conjugation and negation are flags beside the bytes: resolve them, or the reader gets other numbers.

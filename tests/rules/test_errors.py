@@ -148,6 +148,8 @@ def test_err_2_errors_are_also_what_the_original_raises() -> None:
     builtin = {
         errors.ArgumentError: ValueError,
         errors.TensorError: ValueError,
+        errors.FieldError: TypeError,
+        errors.MissingProcessor: ValueError,
         errors.WireFormError: ValueError,
         errors.WaitTimeout: TimeoutError,
     }

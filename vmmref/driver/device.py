@@ -15,7 +15,7 @@ from vmmref_models.reasons import Reason
 _NAME = re.compile(r"(sim|cuda)(?::(\d{1,4}))?\Z")
 
 
-def parse_device(name: str) -> tuple[str, int]:
+def parse_device(name: object) -> tuple[str, int]:
     """Split "sim", "sim:1" or "cuda:0" into kind and ordinal; raises ArgumentError for anything else."""
     match = _NAME.match(name) if isinstance(name, str) else None
     if match is None:
