@@ -7,7 +7,7 @@ state before (the past: who was given which proxy, what is queued). It never ask
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -85,8 +85,27 @@ HELD: Final = Held()
 Verdict: TypeAlias = Held | Broken
 
 
+Words: TypeAlias = tuple[tuple[int, ...], ...]
 Change: TypeAlias = tuple[int, int, int, int]
 """A control word that changed: (slot, column, old value, new value); column 0 is R, column 1 + r is A[r]."""
+
+
+def _changed(before: Words | None, after: Words | None) -> tuple[Change, ...]:
+    if before is after or before is None or after is None or before == after:
+        return ()
+    return tuple(
+        (slot, column, old, new)
+        for slot, (old_row, new_row) in enumerate(zip(before, after, strict=False))
+        if old_row != new_row
+        for column, (old, new) in enumerate(zip(old_row, new_row, strict=False))
+        if old != new
+    )
+
+
+def _left(before: tuple[LeaseView, ...] | None, after: tuple[LeaseView, ...] | None) -> tuple[LeaseView, ...]:
+    if before is after or before is None or after is None or before == after:
+        return ()
+    return tuple([lease for lease in before if lease not in after])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,27 +119,15 @@ class Step:
     past: State
     """The model's state before the operation."""
 
-    @property
-    def changed_words(self) -> tuple[Change, ...]:
-        """The control words that differ after the step; () when the words cannot be seen."""
-        before, after = self.before.words, self.after.words
-        if before is after or before is None or after is None or before == after:
-            return ()
-        return tuple(
-            (slot, column, old, new)
-            for slot, (old_row, new_row) in enumerate(zip(before, after, strict=False))
-            if old_row != new_row
-            for column, (old, new) in enumerate(zip(old_row, new_row, strict=False))
-            if old != new
-        )
+    changed_words: tuple[Change, ...] = field(init=False)
+    """The control words that differ after the step; () when the words cannot be seen."""
+    left: tuple[LeaseView, ...] = field(init=False)
+    """The leases that held a range and a slot before the step and do not after it."""
 
-    @property
-    def left(self) -> tuple[LeaseView, ...]:
-        """The leases that held a range and a slot before the step and do not after it."""
-        before, after = self.before.leases, self.after.leases
-        if before is after or before is None or after is None or before == after:
-            return ()
-        return tuple(lease for lease in before if lease not in after)
+    def __post_init__(self) -> None:
+        # Worked out once: several rules ask for them at every step.
+        object.__setattr__(self, "changed_words", _changed(self.before.words, self.after.words))
+        object.__setattr__(self, "left", _left(self.before.leases, self.after.leases))
 
     @property
     def shape(self) -> Shape:

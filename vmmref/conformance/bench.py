@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -149,6 +150,8 @@ def checker_rows(device: str, seconds: float) -> Iterator[Row]:
     from vmmref.conformance.search import Plan, Search
     from vmmref.conformance.subjects.reference import make
 
+    gc.collect()
+    gc.freeze()
     for name, phase in (("check: walk", "walk"), ("check: state machine", "machine")):
         rig = Rig(make(device))
         search = Search(rig, Plan(seed=1, walk_seconds=seconds, machine_seconds=seconds))

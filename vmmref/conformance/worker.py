@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -72,6 +73,9 @@ def work(task: Task, pipe: Connection) -> None:
     try:
         subject = load_subject(task.subject, task.device)
         watched = task.only is not None or task.sequence is not None
+        # What is loaded by now stays: the collector need not go through it again and again.
+        gc.collect()
+        gc.freeze()
         rig = Rig(subject, pipe.send if watched else None)
         pipe.send(Described(rig.description))
         pipe.send(Ended(tuple(_do(task, rig, pipe))))

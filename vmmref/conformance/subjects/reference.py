@@ -124,6 +124,7 @@ class ReferenceSession:
         self._publications: dict[int, Publication] = {}
         self._leases: dict[int, PoolLease] = {}
         self._proxies: dict[int, TensorProxy] = {}
+        self._wires: dict[int, bytes] = {}
         self._copies: dict[int, tuple[TensorProxy, int]] = {}
         self._readers: dict[int, Reconstruction] = {}
         self._looks: dict[int, PoolLook] = {}
@@ -253,7 +254,10 @@ class ReferenceSession:
     # ---- consumers
 
     def _deliver(self, operation: op.Deliver) -> Outcome:
-        copy = self.pool.proxy_type.from_bytes(bytes(self._proxies[operation.lease]))
+        wire = self._wires.get(operation.lease)
+        if wire is None:
+            wire = self._wires[operation.lease] = bytes(self._proxies[operation.lease])
+        copy = self.pool.proxy_type.from_bytes(wire)
         self._copies[operation.proxy] = (copy, operation.rank)
         return DONE
 
