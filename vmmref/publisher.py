@@ -71,7 +71,8 @@ class Publisher:
         holding.source = parts
         try:
             with self._publish_lock:
-                self._order_after_torch()
+                # The work that torch has queued to make the tensor comes first.
+                self._device.order_after_torch(self.publish_stream.handle)
                 self._queue_bytes(holding, parts)
                 self._queue_ready(holding)
                 holding.published = self.publish_stream.mark()
@@ -93,17 +94,6 @@ class Publisher:
         """Queue R := `value` in the lease's slot, behind all that is queued on `stream`."""
         ready = self._address + self._layout.ready_offset(lease.slot)
         calls.write_word(ready, value, self._layout.word_bytes, stream.handle)
-
-    def _order_after_torch(self) -> None:
-        """Let the copy start after the work that torch has queued to make the tensor."""
-        torch_stream = self._device.current_stream()
-        if torch_stream is not None:
-            event = calls.create_event()
-            try:
-                calls.record_event(event, torch_stream)
-                calls.wait_for_event(self.publish_stream.handle, event)
-            finally:
-                calls.destroy_event(event)
 
     def _abandon(self, holding: Holding, error: BaseException) -> None:
         """Take back a lease whose publishing failed at `error`: when its queued work has ended, and only then."""

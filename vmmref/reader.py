@@ -78,7 +78,8 @@ class RankReader:
         with self._lock:
             try:
                 cell = self._cells.take()
-                self._order_after_torch()
+                # Torch's earlier use of the memory that it gave us for the destination comes first.
+                self._device.order_after_torch(self.stream.handle)
                 self._queue_bytes(lease, destination_address)
                 self._queue_ready_read(lease, cell)
                 copy = CopyOut(lease, destination, cell, self.stream.mark(), borrowable)
@@ -96,20 +97,6 @@ class RankReader:
         # CON-5: queued behind the copy on the same stream, so it starts after the last byte has arrived.
         ready = self._address + self._layout.ready_offset(lease.slot)
         calls.copy_to_host(cell, ready, self._layout.word_bytes, self.stream.handle)
-
-    def _order_after_torch(self) -> None:
-        """Let what follows start after the work that torch has queued in this thread.
-
-        That is torch's earlier use of the memory that it gave us for a destination, or its reads of a borrowed view.
-        """
-        torch_stream = self._device.current_stream()
-        if torch_stream is not None:
-            event = calls.create_event()
-            try:
-                calls.record_event(event, torch_stream)
-                calls.wait_for_event(self.stream.handle, event)
-            finally:
-                calls.destroy_event(event)
 
     def finish(self, copy: CopyOut) -> Any:
         """Wait for a copy-out, judge R, acknowledge; the private tensor.
@@ -182,7 +169,7 @@ class RankReader:
         with self._lock:
             if (lease.slot, lease.generation) not in self.borrowed:
                 return
-            self._order_after_torch()
+            self._device.order_after_torch(self.stream.handle)
             self._acknowledge(lease)
             del self.borrowed[lease.slot, lease.generation]
 

@@ -71,13 +71,21 @@ class Device:
         """One device attribute (a member of `calls.ATTRIBUTE`)."""
         return calls.device_attribute(self.ordinal, attribute)
 
-    def current_stream(self) -> int | None:
-        """The stream on which torch queues this thread's work, or None where torch's work is never queued."""
+    def order_after_torch(self, stream: int) -> None:
+        """Let what is queued on `stream` from now on start after the work that torch has queued in this thread.
+
+        On a simulated device torch's work is never queued.
+        """
         if self.simulated:
-            return None
+            return
         import torch
 
-        return int(torch.cuda.current_stream(self.ordinal).cuda_stream)
+        event = calls.create_event()
+        try:
+            calls.record_event(event, int(torch.cuda.current_stream(self.ordinal).cuda_stream))
+            calls.wait_for_event(stream, event)
+        finally:
+            calls.destroy_event(event)
 
     def __enter__(self) -> Device:
         current = calls.current_context()
