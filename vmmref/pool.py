@@ -22,7 +22,7 @@ from vmmref.book import Holding, LeaseBook
 from vmmref.broker import DescriptorBroker
 from vmmref.driver import calls
 from vmmref.driver.device import Device
-from vmmref.errors import ArgumentError, LeaseError, UnsupportedError, VmmRefError
+from vmmref.errors import ArgumentError, DriverError, LeaseError, UnsupportedError, VmmRefError
 from vmmref.handles import HandleType, choose_handle_type, duplicate_descriptor, export_descriptor
 from vmmref.imports import forget_exporter, register_exporter
 from vmmref.layout import ControlLayout, align_up
@@ -35,7 +35,7 @@ from vmmref.reaper import Reaper
 from vmmref.recycler import Look, Recycler, RecyclerThread
 from vmmref.reservation import VmmReservation
 from vmmref.stats import PoolStats
-from vmmref.tensors import check_backing, dtype_name, publishable, view_of_memory
+from vmmref.tensors import check_backing, dtype_name, publishable, unusable_backing, view_of_memory
 from vmmref.unwind import Unwind
 from vmmref_models.reasons import Reason
 
@@ -177,7 +177,7 @@ class VmmMemoryPool:
         if byte_tensor is not None:
             self._address = check_backing(byte_tensor, size, self._device)
             self._byte_tensor = byte_tensor
-            self._handle = calls.retain_handle(self._address)
+            self._handle = self._adopt(self._address, size)
             self._unwind.push(lambda: calls.release_memory(self._handle))
             return size
         reservation = VmmReservation(self._device, size, self.handle_type.driver_type)
@@ -185,6 +185,23 @@ class VmmMemoryPool:
         self._handle = reservation.map(0, size)
         self._address = reservation.address
         return size
+
+    def _adopt(self, address: int, size: int) -> int:
+        """A handle of the caller's allocation; refused unless it is VMM memory that begins and ends with the pool.
+
+        A consumer maps the whole allocation and knows no offset into it (PUB-5).
+        """
+        try:
+            whole = calls.mapping_at(address)
+            handle = calls.retain_handle(address)
+        except DriverError as error:
+            raise unusable_backing(self._device, size, f"memory that cannot be exported ({error.call})") from error
+        if whole != (address, size):
+            calls.release_memory(handle)
+            raise unusable_backing(
+                self._device, size, f"{size} bytes at {address - whole[0]} of a mapping of {whole[1]}"
+            )
+        return handle
 
     def _zero_words(self) -> None:
         """CTL-3: once, here, and never again: a zeroed word would make an old generation look new."""

@@ -73,6 +73,15 @@ def as_tensor(data: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.T
     return data.view(getattr(torch, dtype)).reshape(shape)
 
 
+def unusable_backing(device: Device, memory_size: int, got: str) -> ArgumentError:
+    """The refusal of memory that a caller offers to build a pool on."""
+    message = (
+        f"byte_tensor must be a sufficiently large contiguous uint8 tensor on {device.torch_device}: "
+        f"{memory_size} bytes of VMM memory of its own wanted, got {got}"
+    )
+    return ArgumentError(Reason.UNUSABLE_BACKING, "PUB-5", message)
+
+
 def check_backing(byte_tensor: Any, memory_size: int, device: Device) -> int:
     """Address of the memory that a caller offers to build a pool on; raises ArgumentError if unusable (PUB-5)."""
     usable = (
@@ -88,9 +97,5 @@ def check_backing(byte_tensor: Any, memory_size: int, device: Device) -> int:
             if isinstance(byte_tensor, torch.Tensor)
             else type(byte_tensor).__name__
         )
-        message = (
-            f"byte_tensor must be a sufficiently large contiguous uint8 tensor on {device.torch_device}: "
-            f"{memory_size} bytes wanted, got {got}"
-        )
-        raise ArgumentError(Reason.UNUSABLE_BACKING, "PUB-5", message)
+        raise unusable_backing(device, memory_size, got)
     return int(byte_tensor.data_ptr())

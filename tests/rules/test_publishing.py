@@ -180,8 +180,9 @@ def test_pub_4_non_contiguous_tensors_are_made_contiguous(toy: Make) -> None:
         torch.empty(1, dtype=torch.uint8).expand(GRANULE),
         torch.empty(GRANULE, dtype=torch.uint8, device="meta"),
         bytearray(GRANULE),
+        torch.empty(GRANULE, dtype=torch.uint8),
     ],
-    ids=["dtype", "size", "strided", "wrong-device", "bytes"],
+    ids=["dtype", "size", "strided", "wrong-device", "bytes", "not of the device"],
 )
 def test_pub_5_backing_memory_is_checked_at_construction(simulator: Simulator, backing: Any) -> None:
     """
@@ -195,6 +196,28 @@ def test_pub_5_backing_memory_is_checked_at_construction(simulator: Simulator, b
         VmmMemoryPool(GRANULE, "sim", 1, None, 4, byte_tensor=backing, handle_type="fabric")
     assert (refusal.value.reason, refusal.value.rule) == (Reason.UNUSABLE_BACKING, "PUB-5")
     assert simulator.usage().is_empty
+
+
+@pytest.mark.rule("PUB-5")
+@pytest.mark.parametrize("start", [0, GRANULE])
+def test_pub_5_given_memory_is_a_whole_allocation(simulator: Simulator, start: int) -> None:
+    """
+    A consumer maps the whole allocation from its start, so a part of one is no memory for a pool.
+
+    Given: an allocation of two granules.
+    When: a pool is to be built on its first or its second half.
+    Then: UNUSABLE_BACKING, and no handle is kept.
+    """
+    device = Device("sim")
+    with VmmReservation(device, 2 * GRANULE, calls.HANDLE_POSIX_FD) as reservation:
+        reservation.map(0, 2 * GRANULE)
+        handles = simulator.usage().handles
+        half = tensors.view_of_memory(reservation.address + start, GRANULE, device)
+        with pytest.raises(ArgumentError, match="of a mapping of") as refusal:
+            VmmMemoryPool(GRANULE, "sim", 1, None, 4, byte_tensor=half, handle_type="posix_fd")
+        assert refusal.value.reason is Reason.UNUSABLE_BACKING
+        assert simulator.usage().handles == handles
+    device.close()
 
 
 @pytest.mark.rule("PUB-5")

@@ -161,6 +161,14 @@ def retain_handle(address: int) -> int:
     return int(handle)
 
 
+def mapping_at(address: int) -> tuple[int, int]:
+    """Start and size in bytes of the mapping that holds `address`; fails where nothing is mapped."""
+    result, base, size = cuda.cuMemGetAddressRange(address)
+    if result:
+        raise failure("cuMemGetAddressRange", result)
+    return int(base), int(size)
+
+
 def reserve_address(size: int, alignment: int) -> int:
     """Reserve `size` bytes of address space; nothing is mapped there yet."""
     result, address = cuda.cuMemAddressReserve(size, alignment, 0, 0)
