@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from vmmref.book import Holding, LeaseBook
 from vmmref.driver import calls, streams
 from vmmref.driver.device import Device
 from vmmref.driver.streams import Stream
+from vmmref.errors import DriverError
 from vmmref.layout import ControlLayout, live_word, retired_word
 from vmmref.lease import PoolLease
 from vmmref.life import Life
@@ -136,7 +138,13 @@ class Publisher:
             if holding.ready_queued:
                 self._store(holding.lease, retired_word(holding.lease.generation), stream)
             holding.retire_queued = True
-            holding.retired = stream.mark()
+            try:
+                holding.retired = stream.mark()
+            except BaseException:
+                # The store is queued and will have to be waited for: one more try, and the error leaves all the same.
+                with contextlib.suppress(DriverError):
+                    holding.retired = stream.mark()
+                raise
 
     def is_retired(self, holding: Holding) -> bool:
         """Whether the host sees the retire store done; does not wait."""
