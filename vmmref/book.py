@@ -99,7 +99,7 @@ class LeaseBook:
         transport_name: str,
         issued: Sequence[int] = (),
     ) -> None:
-        self._nonce = nonce
+        self.nonce = nonce
         self._transport_name = transport_name
         self._usable_size = data_end - layout.data_start
         self._lock = threading.Lock()
@@ -131,7 +131,7 @@ class LeaseBook:
             if span is None:
                 return None
             slot, generation = slots.lease()
-            lease = PoolLease(self._nonce, slot, generation, span[0], span[1], nbytes)
+            lease = PoolLease(self.nonce, slot, generation, span[0], span[1], nbytes)
             # SLOT-2: a slot's only lease, which its words and its bytes belong to.
             holding = self._holdings[slot] = Holding(lease)
             holding.excused = self._dead
@@ -147,6 +147,12 @@ class LeaseBook:
             self.generations_left,
         )
 
+    def check_pool(self, nonce: bytes, what: str) -> None:
+        """Raise LeaseError unless `what` belongs to the pool of this book; everything else may coincide (GEN-5)."""
+        if nonce != self.nonce:
+            message = f"{what} belongs to another pool than this {self._transport_name} pool"
+            raise LeaseError(Reason.FOREIGN_POOL, "GEN-5", message)
+
     def claim(self, lease: PoolLease, rule: str) -> Holding:
         """Move the lease from active to retiring; the caller must then retire and free it.
 
@@ -154,13 +160,7 @@ class LeaseBook:
         """
         if not isinstance(lease, PoolLease):
             raise ArgumentError(Reason.BAD_ARGUMENT, rule, f"a PoolLease is needed, got {type(lease).__name__}")
-        if lease.nonce != self._nonce:
-            # GEN-5: everything else may coincide.
-            message = (
-                f"lease (slot={lease.slot}, generation={lease.generation}) belongs to another pool "
-                f"than this {self._transport_name} pool"
-            )
-            raise LeaseError(Reason.FOREIGN_POOL, "GEN-5", message)
+        self.check_pool(lease.nonce, f"lease (slot={lease.slot}, generation={lease.generation})")
         with self._lock:
             holding = self._holdings.get(lease.slot)
             # GEN-4, CAN-2: the whole handle is compared, so neither an old generation nor an altered offset passes.

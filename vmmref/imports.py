@@ -84,6 +84,7 @@ class PoolImport:
         Raises WaitTimeout when that takes longer, and LeaseError while a view is borrowed; then the import is as it
         was.
         """
+        refuse_after_fork(self._forks, "import of a pool")
         with self._lock:
             borrowed = [lease for reader in self._ranks.values() for lease in reader.borrowed.values()]
         if borrowed:

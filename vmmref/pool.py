@@ -267,6 +267,7 @@ class VmmMemoryPool:
         """
         if not isinstance(publication, Publication):
             raise refused("PUB-2", f"finish_publish needs a Publication, got {type(publication).__name__}")
+        self._book.check_pool(publication.lease.nonce, "the publication")
         with self._life:
             return self._finish(publication)
 

@@ -9,7 +9,7 @@ import torch
 
 from vmmref import tensors, wire
 from vmmref.driver.device import parse_device
-from vmmref.errors import ArgumentError, LeaseError, ProducerGone, WireFormError
+from vmmref.errors import AlreadyReleased, ArgumentError, LeaseError, ProducerGone, WireFormError
 from vmmref.imports import IMPORTS, PoolImport
 from vmmref.lease import PoolCard, PoolLease
 from vmmref.reader import CopyOut, RankReader
@@ -19,34 +19,45 @@ from vmmref_models.reasons import Reason
 class Reconstruction:
     """A reconstruction whose device work is queued; `finish` waits for it."""
 
-    __slots__ = ("_cached", "_copy", "_owner", "_proxy", "_reader")
+    __slots__ = ("_copy", "_lock", "_owner", "_proxy", "_reader", "_tensor", "cached")
 
     def __init__(
         self,
         proxy: TensorProxy,
-        cached: Any,
+        tensor: Any,
         owner: PoolImport | None = None,
         reader: RankReader | None = None,
         copy: CopyOut | None = None,
     ) -> None:
         self._proxy = proxy
-        self._cached = cached
+        self._tensor = tensor
         self._owner = owner
         self._reader = reader
         self._copy = copy
-
-    @property
-    def cached(self) -> bool:
+        self._lock = threading.Lock()
+        self.cached = copy is None
         """Whether the tensor was there already: nothing was queued, nothing will be acknowledged (CON-2)."""
-        return self._copy is None
 
     def finish(self) -> Any:
-        """The tensor; to be called once. Raises StaleLease, WaitTimeout or DriverError."""
-        if self._copy is None:
-            return self._cached
+        """The tensor, also when asked again.
+
+        Raises StaleLease, WaitTimeout or DriverError, and AlreadyReleased when asked again after one of them.
+        """
+        with self._lock:
+            if self._tensor is None:
+                self._tensor = self._finish()
+            return self._tensor
+
+    def _finish(self) -> Any:
+        # Taken out first: what a copy-out has borrowed of the reader is given back once.
+        copy, self._copy = self._copy, None
+        if copy is None:
+            lease = self._proxy.lease
+            message = f"this reading of lease (slot={lease.slot}, generation={lease.generation}) has failed before"
+            raise AlreadyReleased(Reason.ALREADY_RELEASED, "CON-4", message)
         assert self._owner is not None, "a copy-out belongs to an import"
         assert self._reader is not None, "a copy-out belongs to a rank"
-        tensor = self._reader.finish(self._copy)
+        tensor = self._reader.finish(copy)
         self._proxy._remember(self._owner.device.name, self._reader.rank, tensor)
         return tensor
 

@@ -27,9 +27,10 @@ _log = logging.getLogger("vmmref")
 class Look:
     """All control words of a pool as the recycler saw them at one time; each word whole, the set not atomic."""
 
-    __slots__ = ("_layout", "_words", "raw")
+    __slots__ = ("_layout", "_words", "nonce", "raw")
 
-    def __init__(self, layout: ControlLayout, raw: bytes) -> None:
+    def __init__(self, nonce: bytes, layout: ControlLayout, raw: bytes) -> None:
+        self.nonce = nonce
         self._layout = layout
         self.raw = raw
         self._words = memoryview(raw).cast("I" if layout.word_bytes == 4 else "Q")
@@ -76,14 +77,16 @@ class Recycler:
             event = self.look_stream.mark()
             streams.wait(event, self._timeout_seconds, "the recycler's look at the control words")
             self.look_stream.recycle(event)
-            return self.look_type(self._layout, ctypes.string_at(self._pinned, size))
+            return self.look_type(self._book.nonce, self._layout, ctypes.string_at(self._pinned, size))
 
     def claim(self, look: Look) -> int:
         """Claim every lease that `look` saw acknowledged by all ranks, and queue its retire store; how many.
 
         A lease that is not active any more, or is of another generation than the look shows, is none of its business
-        (REC-3). On failure the leases whose retire store could not be queued are active again.
+        (REC-3). On failure the leases whose retire store could not be queued are active again. Raises LeaseError for a
+        look at another pool (GEN-5).
         """
+        self._book.check_pool(look.nonce, "a look at the words")
         claimed = self._book.claim_where(look.all_acknowledged)
         self._let_go(look)
         self.retire_all(claimed)

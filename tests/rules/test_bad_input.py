@@ -142,3 +142,47 @@ def test_hnd_4_a_reading_whose_import_was_dropped_says_so(toy: Make) -> None:
     close_imports(pool.pool.card.nonce)
     with pytest.raises(errors.ProducerGone, match="dropped its import"):
         reading.finish()
+
+
+@pytest.mark.rule("GEN-5")
+def test_gen_5_looks_and_publications_of_another_pool_are_refused(toy: Make) -> None:
+    """
+    Everything that one pool hands out is of no use to another.
+
+    Given: two pools; a look at one of them and a publication of one of them.
+    When: the other pool is to claim by the look, or to finish the publication.
+    Then: both are refused with FOREIGN_POOL, and the leases are as they were.
+    """
+    one, other = toy(), toy()
+    publication = one.begin(1)
+    lease = other.wrap(2).lease
+    for call in (lambda: other.pool.claim(one.pool.look()), lambda: other.pool.finish_publish(publication)):
+        with pytest.raises(errors.LeaseError) as refusal:
+            call()
+        assert refusal.value.reason == "FOREIGN_POOL"
+    assert other.pool.stats().leases == (lease,)
+    assert one.pool.stats().leases == (publication.lease,)
+
+
+@pytest.mark.rule("CON-2")
+def test_con_2_a_reading_that_is_finished_twice_gives_back_once(toy: Make) -> None:
+    """
+    Finishing again answers the same tensor and touches nothing.
+
+    Given: a reading that was finished twice.
+    When: two further readings are under way at once, and the first of their leases is revoked.
+    Then: the revoked one is stale and the other is right: they do not share the place of R.
+    """
+    pool = toy(slots=3)
+    reading = pool.start(pool.wrap(1))
+    assert reading.finish() is reading.finish()
+    pool.drain()
+    revoked, kept = pool.wrap(2), pool.wrap(3)
+    pool.pool.revoke(revoked.lease)
+    late, right = pool.start(revoked), pool.start(kept)
+    pool.drain()
+    with pytest.raises(errors.StaleLease):
+        late.finish()
+    with pytest.raises(errors.AlreadyReleased):
+        late.finish()
+    assert bytes(right.finish().numpy()) == b"\3" * 256

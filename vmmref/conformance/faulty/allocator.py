@@ -179,7 +179,7 @@ class IgnoresTheNonce(LeaseBook):
     """Does not look at whose handle it gets: a restarted pool obeys the handles of the one before."""
 
     def claim(self, lease: PoolLease, rule: str) -> Holding:
-        return super().claim(lease._replace(nonce=self._nonce), rule)
+        return super().claim(lease._replace(nonce=self.nonce), rule)
 
 
 @broken("GEN-6")
