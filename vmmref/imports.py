@@ -10,7 +10,7 @@ from vmmref.arguments import check_seconds, refused
 from vmmref.broker import request_descriptor
 from vmmref.driver import calls
 from vmmref.driver.device import Device
-from vmmref.errors import BrokerError, DriverError, LeaseError, ProducerGone
+from vmmref.errors import BrokerError, DriverError, LeaseError, ProducerGone, WaitTimeout
 from vmmref.forks import fork_count, refuse_after_fork
 from vmmref.handles import HandleType
 from vmmref.lease import PoolCard
@@ -22,7 +22,10 @@ from vmmref_models.reasons import Reason
 
 
 class PoolImport:
-    """A pool's memory mapped into this process on one device, with the ranks that use it."""
+    """A pool's memory mapped into this process on one device, with the ranks that use it.
+
+    Whoever uses a rank of it is inside (`with imported:`), and it is not dropped under anybody. Thread-safe.
+    """
 
     reader_type: type[RankReader] = RankReader
 
@@ -33,6 +36,9 @@ class PoolImport:
         self._forks = fork_count()
         self._ranks: dict[int, RankReader] = {}
         self._unwind = Unwind()
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._closing = False
         self.closed = False
         self.device = Device(device_name)
         self._unwind.push(self.device.close)
@@ -55,15 +61,25 @@ class PoolImport:
             calls.release_memory(handle)
         self.address = reservation.address
 
-    def rank(self, rank: int) -> RankReader:
-        """The one reader of `rank` in this process.
-
-        Raises ProducerGone when the import was dropped meanwhile, ArgumentError when the rank acts on another device.
-        """
+    def __enter__(self) -> PoolImport:
         refuse_after_fork(self._forks, "import of a pool")
-        with self._lock:
-            if self.closed:
+        with self._changed:
+            if self._closing:
                 raise ProducerGone(Reason.PRODUCER_GONE, "HND-4", "this process has dropped its import of the pool")
+            self._inside += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    def rank(self, rank: int) -> RankReader:
+        """The one reader of `rank` in this process, for a caller inside.
+
+        Raises ArgumentError when the rank acts on another device.
+        """
+        with self._lock:
             reader = self._ranks.get(rank)
             if reader is None:
                 table = self._tables.setdefault(rank, RankTable(rank, self.device.name))
@@ -79,21 +95,36 @@ class PoolImport:
                 reader.stream.synchronize(timeout_seconds)
 
     def close(self, timeout_seconds: float) -> None:
-        """Drop the import once no rank has a queued copy-out, read of R or acknowledgement left (HND-4).
+        """Drop the import once nobody is inside and no rank has queued work left (HND-4).
 
+        A reading that was begun and not finished is given up: acknowledged behind its copy, as one that failed (CON-4).
         Raises WaitTimeout when that takes longer, and LeaseError while a view is borrowed; then the import is as it
         was.
         """
         refuse_after_fork(self._forks, "import of a pool")
-        with self._lock:
-            borrowed = [lease for reader in self._ranks.values() for lease in reader.borrowed.values()]
+        with self._changed:
+            self._closing = True
+            empty = self._changed.wait_for(lambda: self._inside == 0, timeout_seconds)
+        try:
+            if not empty:
+                message = f"{self._inside} reader(s) inside the import of a pool have not ended in time"
+                raise WaitTimeout(Reason.TIMED_OUT, "LIFE-5", message)
+            self._end(timeout_seconds)
+        finally:
+            self._closing = self.closed
+
+    def _end(self, timeout_seconds: float) -> None:
+        readers = tuple(self._ranks.values())
+        borrowed = [lease for reader in readers for lease in reader.borrowed.values()]
         if borrowed:
             message = f"{len(borrowed)} borrowed view(s) of the pool have not been released: {borrowed[0]}"
             raise LeaseError(Reason.STILL_BORROWED, "CON-6", message)
-        self.synchronize(timeout_seconds)
-        with self._lock, self.device:
+        with self.device:
+            for reader in readers:
+                reader.give_up()
+            self.synchronize(timeout_seconds)
             self.closed = True
-            for reader in self._ranks.values():
+            for reader in readers:
                 self._unwind.push(reader.close)
             self._ranks.clear()
             self._unwind.run()

@@ -57,7 +57,8 @@ class Reconstruction:
             raise AlreadyReleased(Reason.ALREADY_RELEASED, "CON-4", message)
         assert self._owner is not None, "a copy-out belongs to an import"
         assert self._reader is not None, "a copy-out belongs to a rank"
-        tensor = self._reader.finish(copy)
+        with self._owner:
+            tensor = self._reader.finish(copy)
         self._proxy._remember(self._owner.device.name, self._reader.rank, tensor)
         return tensor
 
@@ -114,8 +115,13 @@ class TensorProxy:
         if cached is not None:
             return Reconstruction(self, cached)
         owner = IMPORTS.open(self.card, name)
-        reader = owner.rank(rank)
-        destination = tensors.private_tensor(self.dtype, self.shape, owner.device)
+        with owner:
+            reader = owner.rank(rank)
+            destination = tensors.private_tensor(self.dtype, self.shape, owner.device)
+            return self._begin(owner, reader, destination)
+
+    def _begin(self, owner: PoolImport, reader: RankReader, destination: Any) -> Reconstruction:
+        rank = reader.rank
         with owner.device:
             reader.enter(self.lease)
             self._done.add(rank)
@@ -140,8 +146,8 @@ class TensorProxy:
             message = f"lease (slot={lease.slot}, generation={lease.generation}) was not published to be borrowed"
             raise LeaseError(Reason.NOT_BORROWABLE, "CON-6", message)
         owner = IMPORTS.open(self.card, device_name(device))
-        reader = owner.rank(rank)
-        with owner.device:
+        with owner, owner.device:
+            reader = owner.rank(rank)
             reader.enter(self.lease)
             self._done.add(rank)
             address = reader.borrow(self.lease)
@@ -155,7 +161,7 @@ class TensorProxy:
         rank = self.check_rank(consumer_count, consumer_rank)
         for owner in IMPORTS.find(self.card.nonce):
             if IMPORTS.device_of(self.card.nonce, rank) == owner.device.name:
-                with owner.device:
+                with owner, owner.device:
                     owner.rank(rank).release_borrowed(self.lease)
 
     def release_without_reconstruction(
@@ -174,9 +180,8 @@ class TensorProxy:
             # Nobody waits for this acknowledgement any more.
             self._done.add(rank)
             return
-        reader = owner.rank(rank)
-        with owner.device:
-            reader.release(self.lease)
+        with owner, owner.device:
+            owner.rank(rank).release(self.lease)
         self._done.add(rank)
 
     def acknowledge_consumption(

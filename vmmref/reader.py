@@ -8,7 +8,7 @@ from typing import Any
 from vmmref.driver import calls, streams
 from vmmref.driver.device import Device
 from vmmref.driver.streams import Stream
-from vmmref.errors import AlreadyReleased, ProducerGone, StaleLease
+from vmmref.errors import AlreadyReleased, StaleLease
 from vmmref.layout import ControlLayout, live_word
 from vmmref.lease import PoolLease
 from vmmref.table import RankTable
@@ -105,9 +105,6 @@ class RankReader:
         """
         lease = copy.lease
         what = f"copy-out of lease (slot={lease.slot}, generation={lease.generation}) by rank {self.rank}"
-        if not self.stream.handle:
-            message = f"this process has dropped its import of the pool before the {what} was judged"
-            raise ProducerGone(Reason.PRODUCER_GONE, "HND-4", message)
         try:
             with self._device:
                 streams.wait(copy.event, WAIT_SECONDS, what)
@@ -215,6 +212,14 @@ class RankReader:
         except BaseException as second:
             self.unreleased.add((lease.slot, lease.generation))
             error.add_note(f"the acknowledgement failed too, the lease stays leased: {type(second).__name__}: {second}")
+
+    def give_up(self) -> None:
+        """Acknowledge the readings that were begun and will not be finished, behind their copies."""
+        with self._lock:
+            for copy in tuple(self._under_way):
+                if copy.event:
+                    self._acknowledge(copy.lease)
+                    copy.event = 0
 
     def close(self) -> None:
         """Give stream, events and pinned words back; nothing queued uses them any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -186,3 +187,40 @@ def test_con_2_a_reading_that_is_finished_twice_gives_back_once(toy: Make) -> No
     with pytest.raises(errors.AlreadyReleased):
         late.finish()
     assert bytes(right.finish().numpy()) == b"\3" * 256
+
+
+@pytest.mark.rule("HND-4")
+def test_hnd_4_an_import_is_not_dropped_under_a_reader(simulator: Simulator) -> None:
+    """
+    Dropping imports while another thread reads ends neither in a fault nor in a lost lease.
+
+    Given: a pool whose proxies one thread reads, with streams that run by themselves.
+    When: another thread drops every import of the process, again and again.
+    Then: each reading gives the right bytes or says that the import was dropped; every lease comes back.
+    """
+    simulator.set_mode("threads")
+    stop, wrong = threading.Event(), []
+
+    def drop() -> None:
+        while not stop.is_set():
+            close_imports()
+
+    with VmmMemoryPool(GRANULE, "sim", 1, None, 8) as pool:
+        thread = threading.Thread(target=drop)
+        thread.start()
+        for number in range(300):
+            proxy = pool.wrap_tensor(torch.full((100,), number % 251, dtype=torch.uint8))
+            pool.recycle()
+            if proxy is None:
+                continue
+            try:
+                tensor = proxy.reconstruct_on_target_device("sim")
+                if not bool((tensor == number % 251).all()):
+                    wrong.append(number)
+            except errors.ProducerGone:
+                pool.cancel_proxy(proxy) if not proxy.took_part(0) else None
+        stop.set()
+        thread.join(30)
+        assert (wrong, pool.life) == ([], "open")
+    close_imports()
+    assert simulator.violations() == ()
