@@ -56,10 +56,17 @@ def write_json(path: Path | None, report: dict[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that a reader finds the old one or the new one, never half of one; raises UsageError."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a file so that a reader finds the old one or the new one, never half of one; raises UsageError.
+
+    What is no regular file, a device or a pipe, is written to and not replaced; a link stays a link.
+    """
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        target = path.resolve()
+        partial = target.with_name(f".{target.name}.{os.getpid()}")
         partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        partial.replace(target)
     except OSError as error:
         raise UsageError(f'"{path}" cannot be written: {error.strerror or error}') from error
