@@ -6,6 +6,8 @@ A command imports torch, the driver and the harness inside its function, so that
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import pkgutil
 import sys
 from collections.abc import Iterable
@@ -67,9 +69,20 @@ def _options(
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Run the command line; exits with 0 (all well), 1 (a rule is broken) or 2 (could not run, bad usage)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a sign gets another one for it, and not a traceback.
+            stream.reconfigure(errors="replace")
     try:
         app(args=None if arguments is None else list(arguments), prog_name="vmmref")
     except UsageError as error:
         print(f"vmmref: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except BrokenPipeError:
+        # Nobody reads on: neither a rule that is broken nor worth a word.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(2) from None
+    except OSError as error:
+        print(f"vmmref: the output cannot be written: {error.strerror or error}", file=sys.stderr)
         raise SystemExit(2) from None
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ def write_text(path: Path, text: str) -> None:
         target = path.resolve()
         partial = target.with_name(f".{target.name}.{os.getpid()}")
         partial.write_text(text, encoding="utf-8")
+        if target.exists():
+            shutil.copymode(target, partial)
         partial.replace(target)
     except OSError as error:
         raise UsageError(f'"{path}" cannot be written: {error.strerror or error}') from error

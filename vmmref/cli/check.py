@@ -118,6 +118,8 @@ def _check_outputs(json_file: Path | None, junit: Path | None, traces: Path) -> 
 
     check_writable(json_file, "--json")
     check_writable(junit, "--junit")
+    if json_file is not None and junit is not None and json_file.resolve() == junit.resolve():
+        raise UsageError(f'--json and --junit name the same file "{junit}"')
     if traces.exists() and not traces.is_dir():
         raise UsageError(f'--traces "{traces}" is a file, not a folder')
     if not traces.exists():

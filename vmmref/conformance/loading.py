@@ -13,6 +13,7 @@ from typing import Any
 
 from vmmref.conformance.payloads import ELEMENT_BYTES
 from vmmref.conformance.subject import CAPABILITIES, Description, Subject
+from vmmref.errors import UnsupportedError
 from vmmref_models import operations
 
 REFERENCE = "vmmref.conformance.subjects.reference:make"
@@ -49,6 +50,8 @@ def load_subject(name: str, device: str) -> Subject:
     factory = load_factory(name)
     try:
         subject = factory(device) if _takes_device(factory) else factory()
+    except UnsupportedError as error:
+        raise Unusable(f'device "{device}" cannot be used: {error}') from error
     except Exception as error:
         raise Unusable(f'subject "{name}": its factory raised {describe_error(error)}') from error
     missing = [method for method in ("describe", "open") if not callable(getattr(subject, method, None))]
