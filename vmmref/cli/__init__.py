@@ -9,7 +9,9 @@ import importlib
 import io
 import os
 import pkgutil
+import signal
 import sys
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -73,6 +75,9 @@ def main(arguments: Iterable[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a sign gets another one for it, and not a traceback.
             stream.reconfigure(errors="replace")
+    if threading.current_thread() is threading.main_thread():
+        # A CI that ends a job gets what was found so far, as somebody at a terminal does.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app(args=None if arguments is None else list(arguments), prog_name="vmmref")
     except UsageError as error:
