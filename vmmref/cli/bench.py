@@ -49,9 +49,13 @@ def command(
     console = Console()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=None)
-        for row in _rows(device, groups, make_baseline, baseline or None, cycles, checker_seconds):
-            rows.append(row)
-            progress.update(task, advance=1, description=row.name)
+        try:
+            for row in _rows(device, groups, make_baseline, baseline or None, cycles, checker_seconds):
+                rows.append(row)
+                progress.update(task, advance=1, description=row.name)
+        except (RuntimeError, OSError) as error:
+            # Errors of the pool, of its processes and of a simulator that cannot be built or loaded.
+            raise UsageError(f"measuring on {device} ended: {error}") from None
     console.print(_table(rows))
     report: dict[str, Any] = header({"name": device, "simulated": device.startswith("sim")})
     report |= {"seed": None, "seconds": time.monotonic() - started, "rows": [asdict(row) for row in rows]}

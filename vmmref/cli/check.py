@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from pathlib import Path
 from types import TracebackType
@@ -124,6 +125,8 @@ def _check_outputs(json_file: Path | None, junit: Path | None, traces: Path) -> 
         raise UsageError(f'--traces "{traces}" is a file, not a folder')
     if not traces.exists():
         check_writable(traces, "--traces")
+    elif not os.access(traces, os.W_OK | os.X_OK):
+        raise UsageError(f'"{traces}", where traces go, cannot be written: give another folder with --traces')
 
 
 def save_traces(folder: Path, failures: list[Failure], about: dict[str, str]) -> dict[str, tuple[str, str]]:
