@@ -8,6 +8,7 @@ import pytest
 
 from tests.machine.model_subject import ModelSubject, make
 from tests.machine.mutants import make as make_mutant
+from vmmref.conformance import payloads
 from vmmref.conformance.draw import Drawer, drawable
 from vmmref.conformance.failure import Failure
 from vmmref.conformance.flavours import FLAVOURS, draw_shape, usable
@@ -27,6 +28,7 @@ from vmmref_models.operations import (
     Faulty,
     Fetch,
     Look,
+    Payload,
     Publish,
     Read,
     Recycle,
@@ -261,7 +263,6 @@ def test_every_choice_of_a_picker_is_possible() -> None:
 
 
 def test_every_publication_has_the_digest_of_its_payload() -> None:
-    from vmmref.conformance import payloads
 
     done: list[Shape | Operation] = []
     Search(Rig(make(), done.append), Plan(9, "any", ALWAYS, 30)).walk()
@@ -270,3 +271,13 @@ def test_every_publication_has_the_digest_of_its_payload() -> None:
     for operation in published_all:
         assert operation.nbytes == payloads.nbytes(operation.payload)
         assert operation.digest == payloads.expected_digest(operation.payload)
+
+
+def test_a_replay_gives_no_name_that_the_sequence_gives() -> None:
+    """The ending of a replay hands out proxies of its own; one that is in the sequence already would go missing."""
+    payload = Payload("uint8", (8,), 1)
+    size, digest = payloads.nbytes(payload), payloads.expected_digest(payload)
+    sequence: list[Operation] = []
+    # Proxy 1 belongs to a lease that is over; the lease that is left has owed its one rank a copy since.
+    sequence += [Wrap(5, payload, size, digest), Deliver(5, 1, 0), Cancel(5, True), Wrap(6, payload, size, digest)]
+    assert replay(Rig(make()), Shape(slots=1, consumers=1, data_size=256), sequence) == []

@@ -265,6 +265,7 @@ def replay(rig: Rig, shape: Shape, operations: Sequence[Operation], home: bool =
     `home` brings the pool to its proper end afterwards, which the whole-run rules are judged by.
     """
     episode = Episode(rig, shape)
+    episode.tokens.keep_clear_of(operations)
     for operation in operations:
         if enabled(episode.state, operation) and not episode.do(operation):
             break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,13 @@ class Tokens:
         """A new name; a number is given once in an episode, whatever it names."""
         self.given += 1
         return self.given
+
+    def keep_clear_of(self, operations: Iterable[Operation]) -> None:
+        """Give no name that a recorded sequence gives: it brings names of its own, and its ending needs new ones."""
+        for operation in operations:
+            inner = operation.operation if isinstance(operation, Faulty) else operation
+            for kind in ("lease", "proxy", "reader", "look"):
+                self.given = max(self.given, getattr(inner, kind, 0))
 
     def note(self, operation: Operation, outcome: Outcome) -> None:
         """Write down what an operation was answered."""
