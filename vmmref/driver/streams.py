@@ -64,7 +64,8 @@ def wait(event: int, timeout_seconds: float, what: str) -> None:
 class Stream:
     """A non-blocking stream of the current context, with a store of reusable events.
 
-    Everything on it runs in the order in which it was queued. Not thread-safe: callers queue under a lock of theirs.
+    Everything on it runs in the order in which it was queued. Callers queue work under a lock of theirs; anybody may
+    mark it, and wait for the mark.
     """
 
     __slots__ = ("_events", "_free", "handle", "name")
@@ -77,9 +78,10 @@ class Stream:
 
     def mark(self) -> int:
         """An event that stands for all that was queued so far; hand it to `recycle` when nobody asks it any more."""
-        if self._free:
+        try:
+            # In one step: between a look and a pop another thread may take the last one.
             event = self._free.pop()
-        else:
+        except IndexError:
             event = calls.create_event()
             self._events.append(event)
         try:
