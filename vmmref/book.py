@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from vmmref.errors import ArgumentError, GenerationExhausted, LeaseError
+from vmmref.groups import Speakers, awaited_ranks
 from vmmref.layout import ControlLayout
 from vmmref.lease import PoolLease
 from vmmref.ranges import FreeRanges
@@ -35,11 +36,12 @@ class Holding:
     `published` stands for its copy and ready store, `retired` for its retire store (events, None = not queued).
     `source` keeps the published tensor alive until the copy has ended. `excused` are the ranks that are dead and need
     not acknowledge. A `borrowable` lease may be looked at in place: ended before all have `acknowledged`, it is `held`
-    back until they have (CON-6).
+    back until they have (CON-6). `awaited` are the ranks whose words it waits for: the speakers of its groups (ACK-4).
     """
 
     __slots__ = (
         "acknowledged",
+        "awaited",
         "borrowable",
         "dispatched",
         "dispatched_at",
@@ -52,10 +54,13 @@ class Holding:
         "retire_queued",
         "retired",
         "source",
+        "speakers",
     )
 
-    def __init__(self, lease: PoolLease) -> None:
+    def __init__(self, lease: PoolLease, awaited: Sequence[int]) -> None:
         self.lease = lease
+        self.awaited = awaited
+        self.speakers: Speakers = ()
         self.phase = Phase.ACTIVE
         self.ready_queued = False
         self.retire_queued = False
@@ -69,15 +74,27 @@ class Holding:
         self.acknowledged = False
         self.held = False
 
+    def declare(self, speakers: Speakers, borrowable: bool) -> None:
+        """Fix who acknowledges for whom, and whether ranks may look at the bytes, before anybody knows the lease."""
+        # ACK-4: fixed here; what an acknowledgement claims later is compared with it and changes nothing.
+        if speakers:
+            self.speakers = speakers
+            self.awaited = awaited_ranks(speakers)
+        self.borrowable = borrowable
+
     @property
     def outlives_its_end(self) -> bool:
         """Whether some rank may be looking at the bytes of this claimed lease, so that they must stay."""
         return self.borrowable and self.dispatched and not self.acknowledged
 
+    @property
+    def is_out(self) -> bool:
+        """Whether ranks have it and nobody has ended it."""
+        return self.dispatched and self.phase is Phase.ACTIVE
+
     def is_set_aside(self, overdue_before: float) -> bool:
         """Whether it is held back, or ranks have had it since before `overdue_before` seconds and it is not claimed."""
-        late = self.dispatched_at < overdue_before and self.dispatched and self.phase is Phase.ACTIVE
-        return late or self.held
+        return (self.dispatched_at < overdue_before and self.is_out) or self.held
 
 
 class LeaseBook:
@@ -107,6 +124,7 @@ class LeaseBook:
         self._ranges = self.ranges_type(layout.data_start, data_end)
         self._slots = self.slots_type(layout.slots, generation_limit, issued)
         self._holdings: dict[int, Holding] = {}
+        self._everyone = tuple(range(layout.consumers))
         self._dead: frozenset[int] = frozenset()
         self._warn_above = generation_limit - min(_WARN_GENERATIONS_LEFT, generation_limit // 8)
         self._warned = False
@@ -133,7 +151,7 @@ class LeaseBook:
             slot, generation = slots.lease()
             lease = PoolLease(self.nonce, slot, generation, span[0], span[1], nbytes)
             # SLOT-2: a slot's only lease, which its words and its bytes belong to.
-            holding = self._holdings[slot] = Holding(lease)
+            holding = self._holdings[slot] = Holding(lease, self._everyone)
             holding.excused = self._dead
         if generation > self._warn_above and not self._warned:
             self._warn()
@@ -246,8 +264,13 @@ class LeaseBook:
             holding = self._holdings.get(lease.slot)
             return holding is not None and holding.lease == lease and holding.phase is Phase.ACTIVE
 
-    def snapshot(self, overdue_before: float) -> PoolStats:
-        """Everything at one moment; a lease dispatched before `overdue_before` seconds counts as set aside."""
+    def snapshot(
+        self, overdue_before: float, unacknowledged: Callable[[Holding], tuple[int, ...]] = lambda _: ()
+    ) -> PoolStats:
+        """Everything at one moment; a lease dispatched before `overdue_before` seconds counts as set aside.
+
+        `unacknowledged` tells the ranks that a lease waits for.
+        """
         with self._lock:
             slots = self._slots
             held = [self._holdings[slot] for slot in sorted(self._holdings)]
@@ -263,6 +286,7 @@ class LeaseBook:
                 slots.generations,
                 slots.generations_left,
                 self._usable_size,
+                tuple([(holding.lease.slot, unacknowledged(holding)) for holding in held if holding.is_out]),
             )
 
     @property

@@ -30,6 +30,7 @@ class PoolCard:
 
     `nonce` is 16 random bytes: two pools are the same pool only if it is the same (GEN-5). `memory_size` bytes are
     mapped, a multiple of the granularity. `locator` is the FABRIC handle, or the broker's token and socket name.
+    `beacon` is the name of the socket that listens as long as the pool lives; it is no secret.
     """
 
     nonce: bytes
@@ -42,6 +43,7 @@ class PoolCard:
     word_bytes: int
     handle_type: HandleType
     locator: bytes
+    beacon: bytes
     device_name: str
     """The producer's name for its device: where a consumer imports the pool that names no device of its own."""
 

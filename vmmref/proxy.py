@@ -10,6 +10,7 @@ import torch
 from vmmref import tensors, wire
 from vmmref.driver.device import parse_device
 from vmmref.errors import AlreadyReleased, ArgumentError, LeaseError, ProducerGone, WireFormError
+from vmmref.groups import Ranks, Speakers, check_speaker
 from vmmref.imports import IMPORTS, PoolImport
 from vmmref.lease import PoolCard, PoolLease
 from vmmref.reader import CopyOut, RankReader
@@ -71,12 +72,20 @@ class TensorProxy:
     """
 
     def __init__(
-        self, card: PoolCard, lease: PoolLease, dtype: str, shape: tuple[int, ...], borrowable: bool = False
+        self,
+        card: PoolCard,
+        lease: PoolLease,
+        dtype: str,
+        shape: tuple[int, ...],
+        borrowable: bool = False,
+        speakers: Speakers = (),
     ) -> None:
         self.card = card
         self.lease = lease
         self.borrowable = borrowable
         """Whether `borrow_on_target_device` may be used; said by the producer when it published."""
+        self.speakers = speakers
+        """By rank, who acknowledges for it, as the producer has fixed it; () = each rank for itself (ACK-4)."""
         self.dtype = dtype
         """Name of the torch dtype, "float32"."""
         self.shape = shape
@@ -92,21 +101,24 @@ class TensorProxy:
         return self.lease.nbytes
 
     def reconstruct_on_target_device(
-        self, device: Any, consumer_count: int | None = None, consumer_rank: int | None = None
+        self, device: Any, consumer_count: int | None = None, consumer_rank: Ranks = None
     ) -> Any:
         """A private copy of the tensor on `device` ("sim", "cuda:0", torch.device) for rank `consumer_rank`.
 
-        Acknowledges the lease for that rank. Asking again returns the same tensor (CON-2). `consumer_rank` may be left
-        out where the pool has one consumer. Raises AlreadyReleased after a release, or from a second copy of the proxy
-        in the rank (CON-3), StaleLease when the lease was revoked (CON-5), ProducerGone, BrokerError, DriverError,
-        WaitTimeout, and ArgumentError for ranks that the pool does not have (ACK-4).
+        Acknowledges the lease for that rank. Asking again returns the same tensor (CON-2). Where the lease was
+        published for groups, `consumer_rank` is a whole group, its speaker first; it may be left out where all ranks
+        are one group led by rank 0, as in a pool of one consumer.
+
+        Raises AlreadyReleased after a release, or from a second copy of the proxy in the rank (CON-3), StaleLease when
+        the lease was revoked (CON-5), ProducerGone, BrokerError, DriverError, WaitTimeout, and ArgumentError for ranks
+        that are no group of the lease (ACK-4).
         """
         with self._reading:
             # CON-2 for two threads, too: the second waits for the first one's tensor.
             return self.begin_reconstruction(device, consumer_count, consumer_rank).finish()
 
     def begin_reconstruction(
-        self, device: Any, consumer_count: int | None = None, consumer_rank: int | None = None
+        self, device: Any, consumer_count: int | None = None, consumer_rank: Ranks = None
     ) -> Reconstruction:
         """The first half of `reconstruct_on_target_device`: queue the copy-out and do not wait for it."""
         rank = self.check_rank(consumer_count, consumer_rank)
@@ -133,7 +145,7 @@ class TensorProxy:
             self._tensors[device, rank] = tensor
 
     def borrow_on_target_device(
-        self, device: Any, consumer_count: int | None = None, consumer_rank: int | None = None
+        self, device: Any, consumer_count: int | None = None, consumer_rank: Ranks = None
     ) -> Any:
         """The tensor in the pool's own memory, without a copy, until `release_borrowed` (CON-6).
 
@@ -155,7 +167,7 @@ class TensorProxy:
         return tensors.as_tensor(data, self.dtype, self.shape)
 
     def release_borrowed(
-        self, consumer_count: int | None = None, consumer_rank: int | None = None, device: Any = None
+        self, consumer_count: int | None = None, consumer_rank: Ranks = None, device: Any = None
     ) -> None:
         """Give a borrowed view back: acknowledges behind the reads queued before. Nothing where nothing is borrowed."""
         rank = self.check_rank(consumer_count, consumer_rank)
@@ -165,14 +177,15 @@ class TensorProxy:
                     owner.rank(rank).release_borrowed(self.lease)
 
     def release_without_reconstruction(
-        self, consumer_count: int | None = None, consumer_rank: int | None = None, device: Any = None
+        self, consumer_count: int | None = None, consumer_rank: Ranks = None, device: Any = None
     ) -> None:
-        """Acknowledge for one rank without reading: an abort. Nothing happens when the rank took part already.
+        """Acknowledge for one rank or group without reading: an abort. Nothing happens when it took part already.
 
+        Where an earlier acknowledgement could not be made, of a release or of a failed reading, it is tried again.
         `device` is where the rank acts; by default where it has acted before, or else this process's current device.
         """
         rank = self.check_rank(consumer_count, consumer_rank)
-        if rank in self._done:
+        if rank in self._done and not IMPORTS.owes(self.lease, rank):
             return
         try:
             owner = self._import_for_release(rank, device)
@@ -185,32 +198,31 @@ class TensorProxy:
         self._done.add(rank)
 
     def acknowledge_consumption(
-        self, consumer_count: int | None = None, consumer_rank: int | None = None, device: Any = None
+        self, consumer_count: int | None = None, consumer_rank: Ranks = None, device: Any = None
     ) -> None:
         """As `release_without_reconstruction`: a rank counts once for a lease, whichever call it makes (ACK-3)."""
         self.release_without_reconstruction(consumer_count, consumer_rank, device)
 
     def took_part(self, consumer_rank: int) -> bool:
-        """Whether this copy was read or released by that rank, or has failed to be: it will not be read again."""
-        return consumer_rank in self._done
+        """Whether this copy was read or released for that rank, or has failed to be: it will not be read again."""
+        known = 0 <= consumer_rank < len(self.speakers)
+        return (self.speakers[consumer_rank] if known else consumer_rank) in self._done
 
     def _import_for_release(self, rank: int, device: Any) -> PoolImport:
         if device is None:
             device = IMPORTS.device_of(self.card.nonce, rank) or current_device(self.card.device_name)
         return IMPORTS.open(self.card, device_name(device))
 
-    def check_rank(self, consumer_count: int | None, consumer_rank: int | None) -> int:
-        """The rank meant: one that the lease was published for; anything else is refused before any write (ACK-4)."""
+    def check_rank(self, consumer_count: int | None, consumer_rank: Ranks) -> int:
+        """The rank that acknowledges for those meant, a group that the lease was published for.
+
+        Anything else is refused before any write (ACK-4).
+        """
         consumers = self.card.consumers
         if consumer_count is not None and consumer_count != consumers:
             message = f"consumer_count {consumer_count!r} is not the {consumers} that the lease was published for"
             raise ArgumentError(Reason.BAD_RANK, "ACK-4", message)
-        if consumer_rank is None and consumers == 1:
-            return 0
-        if type(consumer_rank) is not int or not 0 <= consumer_rank < consumers:
-            message = f"consumer_rank must be one of 0 ... {consumers - 1}, got {consumer_rank!r}"
-            raise ArgumentError(Reason.BAD_RANK, "ACK-4", message)
-        return consumer_rank
+        return check_speaker(consumer_rank, consumers, self.speakers)
 
     def prepare_to_travel(self) -> None:
         """Called before the wire form leaves: another process may soon ask the producer for a descriptor."""
@@ -219,16 +231,17 @@ class TensorProxy:
 
     def __bytes__(self) -> bytes:
         self.prepare_to_travel()
-        return wire.pack(wire.Content(self.card, self.lease, self.dtype, self.shape, None, self.borrowable))
+        content = wire.Content(self.card, self.lease, self.dtype, self.shape, None, self.borrowable, self.speakers)
+        return wire.pack(content)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TensorProxy:
         """A new copy of the proxy from its wire form; raises WireFormError for anything else. Executes nothing."""
-        card, lease, dtype, shape, offset, borrowable = wire.unpack(data)
+        card, lease, dtype, shape, offset, borrowable, speakers = wire.unpack(data)
         if offset is not None:
             message = "the wire form of a packed tensor: use PackedTensorProxy.from_bytes"
             raise WireFormError(Reason.BAD_WIRE_FORM, "PACK-1", message)
-        return cls(card, lease, dtype, shape, borrowable)
+        return cls(card, lease, dtype, shape, borrowable, speakers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_bytes, (bytes(self),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from vmmref.errors import DriverError
 from vmmref.layout import ControlLayout, live_word, retired_word
 from vmmref.lease import PoolLease
 from vmmref.life import Life
-from vmmref.unwind import Unwind
+from vmmref.unwind import Unwind, note_failure
 
 
 class Part(NamedTuple):
@@ -109,7 +108,7 @@ class Publisher:
             self.free(holding)
         except BaseException as second:
             # LIFE-3: what the device will still do to this range is not known.
-            error.add_note(f"taking the lease back failed too: {type(second).__name__}: {second}")
+            note_failure(error, second, "taking the lease back failed too")
             self._life.fail(error)
 
     def wait_published(self, holding: Holding) -> None:
@@ -140,10 +139,12 @@ class Publisher:
             holding.retire_queued = True
             try:
                 holding.retired = stream.mark()
-            except BaseException:
+            except BaseException as error:
                 # The store is queued and will have to be waited for: one more try, and the error leaves all the same.
-                with contextlib.suppress(DriverError):
+                try:
                     holding.retired = stream.mark()
+                except DriverError as second:
+                    note_failure(error, second, "marking it again failed too")
                 raise
 
     def is_retired(self, holding: Holding) -> bool:

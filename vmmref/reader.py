@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import Any
 
@@ -12,7 +13,7 @@ from vmmref.errors import AlreadyReleased, StaleLease
 from vmmref.layout import ControlLayout, live_word
 from vmmref.lease import PoolLease
 from vmmref.table import RankTable
-from vmmref.unwind import Unwind
+from vmmref.unwind import Unwind, note_failure
 from vmmref.words import PinnedCells
 from vmmref_models.reasons import Reason
 
@@ -23,7 +24,7 @@ WAIT_SECONDS = 30.0
 class CopyOut:
     """One reconstruction under way: what was queued for it, and where its bytes arrive."""
 
-    __slots__ = ("borrowable", "cell", "destination", "event", "lease")
+    __slots__ = ("borrowable", "cell", "destination", "event", "given_up", "lease")
 
     def __init__(self, lease: PoolLease, destination: Any, cell: int, event: int, borrowable: bool = False) -> None:
         self.lease = lease
@@ -31,6 +32,8 @@ class CopyOut:
         self.destination = destination
         self.cell = cell
         self.event = event
+        self.given_up = False
+        """Whether it was acknowledged already, since nobody was to finish it."""
 
 
 class RankReader:
@@ -47,15 +50,49 @@ class RankReader:
         self._table = table
         self.rank = table.rank
         self._lock = threading.Lock()
-        self.unreleased: set[tuple[int, int]] = set()
-        """(slot, generation) of leases whose acknowledgement could not be queued; they stay leased (CON-4)."""
         self.borrowed: dict[tuple[int, int], PoolLease] = {}
         """Leases that this rank looks at in place, by slot and generation; the mapping must outlive them (HND-4)."""
         self._cells = PinnedCells(self._layout.word_bytes)
+        self._snapshot = 0
         self._staged: list[tuple[int, int]] = []
         self._under_way: set[CopyOut] = set()
         """Copies that may still run: their destinations must outlive them, whatever becomes of the caller."""
         self.stream = Stream(f"rank {table.rank}")
+
+    @property
+    def unreleased(self) -> set[tuple[int, int]]:
+        """(slot, generation) of leases whose acknowledgement could not be queued; they stay leased (CON-4)."""
+        return self._table.unreleased
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether work is queued on the stream, a reading has not been finished, or a view is out; does not wait."""
+        begun = any(not copy.given_up for copy in self._under_way)
+        return begun or bool(self.borrowed) or not calls.stream_idle(self.stream.handle)
+
+    def start_table(self) -> None:
+        """Let a table that is new in this process begin with what the rank's words say; waits for a copy of the words.
+
+        Raises WaitTimeout or DriverError. Then the table is still new, and `close`, once the stream is idle, gives back
+        what the copy has used.
+        """
+        if self._table.started:
+            return
+        # ACK-2: a process before this one may have acknowledged for the rank. With an empty table a late copy of such a
+        # lease would get in and store its old generation over the newer one in the word. What that process had entered
+        # and not acknowledged is of no matter: its work is gone (REAP-1), so nothing of it can be stored any more.
+        size = self._layout.control_bytes
+        self._snapshot = calls.allocate_pinned(size)
+        calls.copy_to_host(self._snapshot, self._address, size, self.stream.handle)
+        self.stream.synchronize(WAIT_SECONDS)
+        words = memoryview(ctypes.string_at(self._snapshot, size)).cast("I" if self._layout.word_bytes == 4 else "Q")
+        self._table.start(words[1 + self.rank :: self._layout.words_per_slot])
+        self._free_snapshot()
+
+    def _free_snapshot(self) -> None:
+        snapshot, self._snapshot = self._snapshot, 0
+        if snapshot:
+            calls.free_pinned(snapshot)
 
     def enter(self, lease: PoolLease) -> None:
         """Note in the table that this rank takes part in `lease`, before any device work.
@@ -84,8 +121,7 @@ class RankReader:
                 self._queue_ready_read(lease, cell)
                 copy = CopyOut(lease, destination, cell, self.stream.mark(), borrowable)
             except BaseException as error:
-                self._under_way.add(CopyOut(lease, destination, 0, 0))
-                self._acknowledge_after(error, lease)
+                self._give_up_failed(error, CopyOut(lease, destination, 0, 0))
                 raise
             self._under_way.add(copy)
             return copy
@@ -111,12 +147,13 @@ class RankReader:
                 with self._lock:
                     self._under_way.discard(copy)
                     self._judge(copy)
-                    self._acknowledge(lease)
+                    if not copy.given_up:
+                        self._acknowledge(lease)
         except StaleLease:
             raise
         except BaseException as error:
             with self._lock:
-                self._acknowledge_after(error, lease)
+                self._give_up_failed(error, copy)
             raise
         return copy.destination
 
@@ -128,7 +165,7 @@ class RankReader:
         if word != live_word(lease.generation):
             # Whatever was copied may be another lease's bytes; it is thrown away and no word is written. Only a lease
             # that could be borrowed is held back for its readers, and each of them has to say that it is done (CON-6).
-            if copy.borrowable:
+            if copy.borrowable and not copy.given_up:
                 self._acknowledge(lease)
             message = (
                 f"lease (slot={lease.slot}, generation={lease.generation}) was retired before rank {self.rank} had "
@@ -171,11 +208,12 @@ class RankReader:
             del self.borrowed[lease.slot, lease.generation]
 
     def release(self, lease: PoolLease) -> None:
-        """Acknowledge without reading; nothing happens when this rank took part already (ACK-3)."""
+        """Acknowledge without reading; nothing happens when this rank took part already and could say so (ACK-3)."""
         key = (lease.slot, lease.generation)
-        if not self._table.enter(lease) and key not in self.unreleased:
-            return
         with self._lock:
+            # CON-4: what could not be acknowledged before is so now, by whichever copy of the proxy asks, and once.
+            if not self._table.enter(lease) and key not in self.unreleased:
+                return
             self.unreleased.add(key)
             self._acknowledge(lease)
             self.unreleased.discard(key)
@@ -205,21 +243,28 @@ class RankReader:
         calls.copy_from_host(word, cell, self._layout.word_bytes, self.stream.handle)
         self._staged.append((cell, self.stream.mark()))
 
+    def _give_up_failed(self, error: BaseException, copy: CopyOut) -> None:
+        """Keep what a failed reading may still write to, and acknowledge for it unless that was done. Lock held."""
+        self._under_way.add(copy)
+        if not copy.given_up:
+            copy.given_up = True
+            self._acknowledge_after(error, copy.lease)
+
     def _acknowledge_after(self, error: BaseException, lease: PoolLease) -> None:
         """CON-4: a failed reconstruction acknowledges once, behind its queued work; a second failure becomes a note."""
         try:
             self._acknowledge(lease)
         except BaseException as second:
             self.unreleased.add((lease.slot, lease.generation))
-            error.add_note(f"the acknowledgement failed too, the lease stays leased: {type(second).__name__}: {second}")
+            note_failure(error, second, "the acknowledgement failed too, the lease stays leased")
 
     def give_up(self) -> None:
         """Acknowledge the readings that were begun and will not be finished, behind their copies."""
         with self._lock:
-            for copy in tuple(self._under_way):
-                if copy.event:
+            for copy in self._under_way:
+                if not copy.given_up:
                     self._acknowledge(copy.lease)
-                    copy.event = 0
+                    copy.given_up = True
 
     def close(self) -> None:
         """Give stream, events and pinned words back; nothing queued uses them any more."""
@@ -227,5 +272,6 @@ class RankReader:
             self._under_way.clear()
             unwind = Unwind()
             unwind.push(self._cells.close)
+            unwind.push(self._free_snapshot)
             unwind.push(self.stream.close)
             unwind.run()

@@ -27,20 +27,33 @@ _log = logging.getLogger("vmmref")
 class Look:
     """All control words of a pool as the recycler saw them at one time; each word whole, the set not atomic."""
 
-    __slots__ = ("_layout", "_words", "nonce", "raw")
+    __slots__ = ("_layout", "_stride", "_words", "nonce", "raw")
 
     def __init__(self, nonce: bytes, layout: ControlLayout, raw: bytes) -> None:
         self.nonce = nonce
         self._layout = layout
+        self._stride = layout.words_per_slot
         self.raw = raw
         self._words = memoryview(raw).cast("I" if layout.word_bytes == 4 else "Q")
 
     def all_acknowledged(self, holding: Holding) -> bool:
-        """Whether every rank had acknowledged exactly this lease, or is known dead (REC-1, ACK-5)."""
-        generation, excused = holding.lease.generation, holding.excused
-        first = holding.lease.slot * self._layout.words_per_slot + 1
-        words = self._words[first : first + self._layout.consumers]
-        return all(word == generation or rank in excused for rank, word in enumerate(words))
+        """Whether each group of its ranks had acknowledged exactly this lease, or has a dead speaker (REC-1, ACK-5)."""
+        # A loop and no comprehension: a pass asks this for every lease that is out.
+        lease, words = holding.lease, self._words
+        generation, first = lease.generation, lease.slot * self._stride + 1
+        for rank in holding.awaited:
+            # ACK-4: a speaker's word stands for its whole group, and so does its death (REAP-1).
+            if words[first + rank] == generation or rank in holding.excused:
+                continue
+            return False
+        return True
+
+    def unacknowledged(self, holding: Holding) -> tuple[int, ...]:
+        """The ranks that the lease waits for and that had not acknowledged it, known dead ones left out."""
+        lease, words, excused = holding.lease, self._words, holding.excused
+        generation, first = lease.generation, lease.slot * self._stride + 1
+        waiting = [rank for rank in holding.awaited if words[first + rank] != generation and rank not in excused]
+        return tuple(waiting)
 
 
 class Recycler:
@@ -57,6 +70,8 @@ class Recycler:
         self._publisher = publisher
         self._timeout_seconds = timeout_seconds
         self._look_lock = threading.Lock()
+        # CTL-3: this is what every word is before the first look.
+        self._last_look = self.look_type(book.nonce, layout, bytes(layout.control_bytes))
         self._retiring: deque[Holding] = deque()
         self._held: deque[Holding] = deque()
         self._unwind = Unwind()
@@ -77,7 +92,12 @@ class Recycler:
             event = self.look_stream.mark()
             streams.wait(event, self._timeout_seconds, "the recycler's look at the control words")
             self.look_stream.recycle(event)
-            return self.look_type(self._book.nonce, self._layout, ctypes.string_at(self._pinned, size))
+            self._last_look = self.look_type(self._book.nonce, self._layout, ctypes.string_at(self._pinned, size))
+            return self._last_look
+
+    def unacknowledged(self, holding: Holding) -> tuple[int, ...]:
+        """The ranks that a lease still waited for when the words were last looked at."""
+        return self._last_look.unacknowledged(holding)
 
     def claim(self, look: Look) -> int:
         """Claim every lease that `look` saw acknowledged by all ranks, and queue its retire store; how many.
@@ -203,8 +223,12 @@ class RecyclerThread:
                 self._on_failure(error)
                 return
 
+    def ask_to_stop(self) -> None:
+        """Let the thread end after the pass that it is in, if any; does not wait."""
+        self._stop.set()
+
     def stop(self, timeout_seconds: float) -> bool:
         """Ask the thread to end and wait for it; False when it is still in a pass."""
-        self._stop.set()
+        self.ask_to_stop()
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Any
 
 from vmmref.driver import calls
 from vmmref.driver.device import Device
 from vmmref.errors import ArgumentError, ReservationError
 from vmmref.layout import align_up
-from vmmref.unwind import Unwind
+from vmmref.unwind import Unwind, note_failure
 from vmmref_models.reasons import Reason
 
 
@@ -78,17 +79,18 @@ class VmmReservation:
     def _map(self, handle: int, offset: int, size: int) -> None:
         address = self.address + offset
         calls.map_memory(address, size, handle)
+        self._mapped[offset] = size
         try:
             # A new mapping allows nobody anything, and the exporter's access does not travel.
             calls.allow_access(address, size, self._device.ordinal)
         except BaseException as error:
             unwind = Unwind()
-            unwind.push(lambda: calls.unmap_memory(address, size))
+            # It stays known as mapped where that fails: its addresses must not be freed then.
+            unwind.push(lambda: self._unmap(offset, size))
             unwind.run(cause=error)
             raise
 
     def _keep(self, offset: int, size: int, release: Any) -> None:
-        self._mapped[offset] = size
         if release is not None:
             self._unwind.push(release)
         self._unwind.push(lambda: self._unmap(offset, size))
@@ -110,8 +112,15 @@ class VmmReservation:
     def __enter__(self) -> VmmReservation:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except BaseException as second:
+            if error is None:
+                raise
+            note_failure(error, second, "clean-up failed too")
 
 
 def _release_after(handle: int, error: BaseException) -> None:

@@ -19,10 +19,12 @@ import torch
 
 from vmmref.driver.device import parse_device
 from vmmref.errors import ArgumentError, FieldError, LeaseError, MissingProcessor, PoolClosing
+from vmmref.groups import Groups, Ranks, declared_speakers
 from vmmref.lease import PoolLease
 from vmmref.packed import PackedTensorProxy
 from vmmref.pool import Publication, VmmMemoryPool
 from vmmref.proxy import TensorProxy, device_name
+from vmmref.unwind import note_failure
 from vmmref_models.reasons import Reason
 
 _log = logging.getLogger("vmmref")
@@ -46,6 +48,13 @@ class TransportStats(NamedTuple):
     host_bytes: int
     unfinished: int
     """Requests whose rollback has failed in part and will be tried again."""
+
+
+class _Terms(NamedTuple):
+    """How a request is published: which fields get a lease each, and who acknowledges for whom."""
+
+    single: Collection[str]
+    groups: Groups | None
 
 
 class _Placed(NamedTuple):
@@ -135,27 +144,34 @@ class FeatureTransport:
 
     # ---- producer
 
-    def publish(self, fields: Fields, *, single: Collection[str] = ()) -> PublishedRequest:
+    def publish(
+        self, fields: Fields, *, single: Collection[str] = (), groups: Groups | None = None
+    ) -> PublishedRequest:
         """Replace every tensor of `fields` by its proxy, or by a host copy where the pool is full (TRN-4).
 
         The tensors share one lease, since they are read or aborted together (PACK-1); those named in `single` get one
         each. Where the pool has no room for all together, each is tried on its own. Values that hold no tensor stay.
+        `groups` as for `VmmMemoryPool.wrap_tensor`.
 
         All or nothing (TRN-2): when anything fails the leases are cancelled, every field holds its tensor, and the
         first error is raised with later ones as notes. Raises FieldError for a container of tensors (TRN-3),
-        ArgumentError for fields that hold a proxy already or names that do not exist, both before anything is taken;
-        else as `VmmMemoryPool.wrap_tensor`.
+        ArgumentError for fields that hold a proxy already, names that do not exist and bad groups, all before anything
+        is taken; else as `VmmMemoryPool.wrap_tensor`.
         """
-        tensors = self._check(fields, single)
-        return self._place(self._take(tensors, single), fields)
+        terms = _Terms(single, groups)
+        tensors = self._check(fields, terms)
+        return self._place(self._take(tensors, terms), fields)
 
-    async def publish_async(self, fields: Fields, *, single: Collection[str] = ()) -> PublishedRequest:
+    async def publish_async(
+        self, fields: Fields, *, single: Collection[str] = (), groups: Groups | None = None
+    ) -> PublishedRequest:
         """As `publish`, with the waiting done in a thread; only this task touches `fields`.
 
         Cancelled, it leaves the fields as they were, and what the thread publishes all the same is cancelled there.
         """
-        tensors = self._check(fields, single)
-        future = self._thread.submit(self._take_on, self._torch_stream(), tensors, single)
+        terms = _Terms(single, groups)
+        tensors = self._check(fields, terms)
+        future = self._thread.submit(self._take_on, self._torch_stream(), tensors, terms)
         try:
             request = await asyncio.wrap_future(future)
         except (asyncio.CancelledError, GeneratorExit):
@@ -181,7 +197,7 @@ class FeatureTransport:
         with self._lock:
             return self._counts._replace(unfinished=len(self._unfinished))
 
-    def _check(self, fields: Fields, single: Collection[str]) -> dict[str, torch.Tensor]:
+    def _check(self, fields: Fields, terms: _Terms) -> dict[str, torch.Tensor]:
         """The tensors of `fields`, by name; everything that is refused is refused here, before anything is taken."""
         if not isinstance(fields, MutableMapping):
             raise _refused(f"the fields of a request must be a mutable mapping, got {type(fields).__name__}")
@@ -198,23 +214,25 @@ class FeatureTransport:
                     f"single tensor: field {name!r} holds a {type(value).__name__} of tensors"
                 )
                 raise FieldError(Reason.BAD_ARGUMENT, "TRN-3", message)
+        single = terms.single
         unknown = [single] if isinstance(single, str) else [name for name in single if name not in fields]
         if unknown:
             raise _refused(f"single must name fields of the request, got {unknown!r}")
+        declared_speakers(terms.groups, self._pool.card.consumers)
         return tensors
 
-    def _take(self, tensors: Mapping[str, torch.Tensor], single: Collection[str]) -> PublishedRequest:
+    def _take(self, tensors: Mapping[str, torch.Tensor], terms: _Terms) -> PublishedRequest:
         """Get every tensor into the pool, or onto the host; the fields are not touched yet."""
         for failure in self._undo_unfinished():
             _log.warning("an earlier rollback is still unfinished: %s", failure)
         request = PublishedRequest(self._pool, tensors)
         with self._whole_or_not(request):
-            self._pack(request, [name for name in tensors if name not in single])
+            self._pack(request, [name for name in tensors if name not in terms.single], terms.groups)
             queued: dict[str, Publication] = {}
             for name, tensor in tensors.items():
                 if name in request._values:
                     continue
-                publication = self._pool.begin_publish(tensor)
+                publication = self._pool.begin_publish(tensor, groups=terms.groups)
                 if publication is not None:
                     request._leases.append(publication.lease)
                     queued[name] = publication
@@ -226,9 +244,11 @@ class FeatureTransport:
                     request._values[name] = self._host_copy(tensor)
         return request
 
-    def _pack(self, request: PublishedRequest, names: Sequence[str]) -> None:
+    def _pack(self, request: PublishedRequest, names: Sequence[str], groups: Groups | None) -> None:
         """Put the named tensors into one lease, if it is worth one and the pool has the room."""
-        proxies = self._pool.wrap_tensors([request._tensors[name] for name in names]) if len(names) > 1 else None
+        if len(names) < 2:
+            return
+        proxies = self._pool.wrap_tensors([request._tensors[name] for name in names], groups)
         if proxies is not None:
             request._leases.append(proxies[0].lease)
             request._values.update(zip(names, proxies, strict=True))
@@ -267,7 +287,7 @@ class FeatureTransport:
             yield
         except BaseException as error:
             for failure in self._undo(request):
-                error.add_note(f"rolling the request back failed too: {type(failure).__name__}: {failure}")
+                note_failure(error, failure, "rolling the request back failed too")
             raise
 
     def _undo(self, request: PublishedRequest) -> list[BaseException]:
@@ -292,10 +312,10 @@ class FeatureTransport:
         return None if kind == "sim" else torch.cuda.current_stream(ordinal)
 
     def _take_on(
-        self, stream: torch.cuda.Stream | None, tensors: Mapping[str, torch.Tensor], single: Collection[str]
+        self, stream: torch.cuda.Stream | None, tensors: Mapping[str, torch.Tensor], terms: _Terms
     ) -> PublishedRequest:
         with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
-            return self._take(tensors, single)
+            return self._take(tensors, terms)
 
     def _abandon(self, publication: Future[PublishedRequest]) -> None:
         """Cancel what was published for a task that does not wait for it any more; runs behind the publication."""
@@ -308,11 +328,12 @@ class FeatureTransport:
 
     @staticmethod
     def receive(
-        fields: Mapping[str, Any], device: Any, consumer_count: int | None = None, consumer_rank: int | None = None
+        fields: Mapping[str, Any], device: Any, consumer_count: int | None = None, consumer_rank: Ranks = None
     ) -> dict[str, Any]:
         """The request's fields with tensors on `device` in place of proxies and host copies; `fields` stays as it is.
 
-        Acknowledges every lease for rank `consumer_rank` (see `TensorProxy.reconstruct_on_target_device`). Asking again
+        Acknowledges every lease for `consumer_rank`, a rank or a group (see
+        `TensorProxy.reconstruct_on_target_device`). Asking again
         gives the same tensors; they live as long as the proxies. When one field fails, the rest is released for this
         rank, so that no lease waits for it, and the error is raised with later ones as notes. Raises ArgumentError for
         a rank or device that cannot be, and releases nothing then: call again with the right one.
@@ -325,14 +346,14 @@ class FeatureTransport:
             }
         except BaseException as error:
             for failure in _release(holders, consumer_count, consumer_rank, device):
-                error.add_note(f"releasing the rest failed too: {type(failure).__name__}: {failure}")
+                note_failure(error, failure, "releasing the rest failed too")
             raise
 
     @staticmethod
     def abort(
         fields: Mapping[str, Any],
         consumer_count: int | None = None,
-        consumer_rank: int | None = None,
+        consumer_rank: Ranks = None,
         device: Any = None,
     ) -> None:
         """Acknowledge for one rank, without reading, whatever of the request it has not read or released before.
@@ -376,7 +397,7 @@ def _torch_device(device: Any) -> str:
     return "cpu" if name.startswith("sim") else name
 
 
-def _holders(fields: Mapping[str, Any], consumer_count: int | None, consumer_rank: int | None) -> list[TensorProxy]:
+def _holders(fields: Mapping[str, Any], consumer_count: int | None, consumer_rank: Ranks) -> list[TensorProxy]:
     """One proxy for each lease of the request; raises ArgumentError for a rank that one of the leases does not have."""
     proxies = [value for value in fields.values() if isinstance(value, _PROXIES)]
     holders = [proxy._whole if isinstance(proxy, PackedTensorProxy) else proxy for proxy in proxies]
@@ -385,7 +406,7 @@ def _holders(fields: Mapping[str, Any], consumer_count: int | None, consumer_ran
     return list(dict.fromkeys(holders))
 
 
-def _arrived(value: Any, device: Any, home: str, consumer_count: int | None, consumer_rank: int | None) -> Any:
+def _arrived(value: Any, device: Any, home: str, consumer_count: int | None, consumer_rank: Ranks) -> Any:
     """A field's value as the consumer gets it."""
     if isinstance(value, _PROXIES):
         return value.reconstruct_on_target_device(device, consumer_count, consumer_rank)
@@ -393,7 +414,7 @@ def _arrived(value: Any, device: Any, home: str, consumer_count: int | None, con
 
 
 def _release(
-    holders: list[TensorProxy], consumer_count: int | None, consumer_rank: int | None, device: Any
+    holders: list[TensorProxy], consumer_count: int | None, consumer_rank: Ranks, device: Any
 ) -> list[BaseException]:
     failures: list[BaseException] = []
     # A lease that the rank has taken part in is not acknowledged again (ACK-3).
@@ -418,5 +439,5 @@ def _raise_first(failures: list[BaseException]) -> None:
     if failures:
         first, *later = failures
         for failure in later:
-            first.add_note(f"failed too: {type(failure).__name__}: {failure}")
+            note_failure(first, failure, "failed too")
         raise first

@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
+def note_failure(first: BaseException, later: BaseException, what: str) -> None:
+    """Put a later failure, with what was noted on it, into the notes of the first one, which is reported (ERR-2)."""
+    first.add_note(f"{what}: {type(later).__name__}: {later}")
+    for note in getattr(later, "__notes__", ()):
+        first.add_note(note)
+
+
 class Unwind:
     """Clean-up steps, run last in, first out. A step that fails does not keep the others from running.
 
@@ -31,6 +38,6 @@ class Unwind:
                 if first is None:
                     first = error
                 else:
-                    first.add_note(f"clean-up failed too: {type(error).__name__}: {error}")
+                    note_failure(first, error, "clean-up failed too")
         if first is not None and cause is None:
             raise first

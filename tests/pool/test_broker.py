@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import hmac
+import multiprocessing
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -12,10 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 
-from vmmref.broker import TOKEN_BYTES, DescriptorBroker, request_descriptor
+from vmmref.broker import MOST_CLIENTS, TOKEN_BYTES, DescriptorBroker, request_descriptor
+from vmmref.conformance.campaigns import broker as campaign
 from vmmref.errors import BrokerError
 from vmmref_models.reasons import Reason
 
@@ -192,6 +199,134 @@ def test_brk_2_a_silent_client_is_hung_up_on(broker: DescriptorBroker) -> None:
 
 
 @pytest.mark.rule("BRK-2")
+def test_brk_2_a_flood_does_not_push_out_who_has_spoken() -> None:
+    """
+    A client whose token is there is served, however many others have come since.
+
+    Given: a client that has sent its token to a broker that does not serve yet, and behind it more silent ones than
+    the broker keeps.
+    When: the broker begins to serve.
+    Then: the client gets its descriptor.
+    """
+    descriptor = os.memfd_create("pool", os.MFD_CLOEXEC)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, descriptor)
+        serving = DescriptorBroker(descriptor, "CUDA VMM")
+        stack.callback(serving.close, 10)
+        first = stack.enter_context(connected(serving))
+        first.sendall(serving.locator[:TOKEN_BYTES])
+        for _ in range(MOST_CLIENTS + 10):
+            stack.enter_context(connected(serving))
+        serving.start()
+        answer, descriptors, _, _ = socket.recv_fds(first, 64, 8)
+        for each in descriptors:
+            os.close(each)
+    assert (answer, len(descriptors)) == (b"\1", 1)
+
+
+@pytest.mark.rule("BRK-2")
+def test_brk_2_a_descriptor_that_cannot_be_sent_now_is_asked_for_again(
+    broker: DescriptorBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Too many descriptors of the user's are under way, maybe none of them ours: that passes.
+
+    Given: a broker whose kernel refuses to send a descriptor, twice.
+    When: a client asks.
+    Then: it is served.
+    """
+    refusals = [OSError(errno.ETOOMANYREFS, "too many references")] * 2
+    send = socket.socket.sendmsg
+
+    def refusing(self: socket.socket, *arguments: Any) -> int:
+        if refusals:
+            raise refusals.pop()
+        return send(self, *arguments)
+
+    monkeypatch.setattr(socket.socket, "sendmsg", refusing)
+    assert_serves(broker)
+    assert refusals == []
+
+
+def _serve_without_descriptors(connection: Connection) -> None:
+    """Serve, use up every descriptor that this process may have, wait for the word, and let go of some."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1500, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    # The broker's own descriptors get numbers above the 1024 that select() knows.
+    held = [os.memfd_create("pool", os.MFD_CLOEXEC) for _ in range(1100)]
+    os.write(held[0], CONTENT)
+    broker = DescriptorBroker(held[0], "CUDA VMM")
+    broker.start()
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.dup(held[0]))
+    connection.send(broker.locator)
+    connection.recv()
+    for descriptor in held[-10:]:
+        os.close(descriptor)
+    connection.recv()
+    broker.start()
+    connection.send("alive")
+
+
+@pytest.mark.rule("BRK-2")
+def test_brk_2_a_broker_without_descriptors_serves_when_it_has_some_again() -> None:
+    """
+    A producer that has run out of descriptors for a moment is not one that serves nobody.
+
+    Given: a producer that has all the descriptors that it may have, more than a thousand.
+    When: a client asks, and the producer then lets go of some.
+    Then: the client is served.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=_serve_without_descriptors, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        assert ours.poll(60), "the producer has not started"
+        locator = ours.recv()
+        # Before the producer has any again: the broker is told of this one, and cannot accept it.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as client:
+            client.settimeout(10)
+            client.connect(locator[TOKEN_BYTES:])
+            client.sendall(locator[:TOKEN_BYTES])
+            client.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                client.recv(1)
+            ours.send("let go")
+            client.settimeout(10)
+            assert client.recv(1) == b"\1"
+        os.close(request_descriptor(locator, "CUDA VMM"))
+        ours.send("are you there?")
+        assert ours.poll(60), "the producer has died"
+        assert ours.recv() == "alive"
+    finally:
+        ours.close()
+        process.join(10)
+        process.kill()
+        process.join()
+
+
+@pytest.mark.rule("BRK-2")
+@pytest.mark.slow
+def test_brk_2_honest_clients_among_hostile_ones_are_served() -> None:
+    """
+    Whatever others do, an honest client is served in bounded time and nothing of them stays.
+
+    Given: a broker in a process of its own.
+    When: a thousand hostile clients of twenty kinds come, and fifty honest ones among them.
+    Then: every honest one is served within the second that a descheduled process may take; nobody else gets anything;
+    the broker's process has the descriptors, threads and memory that it had before.
+    """
+    result = campaign.run(hostile=1000, honest=50, seed=1)
+    assert result.problems == ()
+    assert len(result.latencies) == 50
+    assert result.latency(1.0) < 5.0
+    assert sum(result.hostile.values()) == 1000
+    assert len(result.hostile) > 15
+
+
+@pytest.mark.rule("BRK-2")
 def test_brk_2_closing_does_not_wait_for_clients(broker: DescriptorBroker) -> None:
     """
     A silent client does not hold up the end of the pool.
@@ -258,6 +393,117 @@ def test_brk_3_a_closed_broker_is_told_to_the_client(broker: DescriptorBroker) -
     with pytest.raises(BrokerError) as refusal:
         request_descriptor(broker.locator, "CUDA VMM")
     assert refusal.value.reason is Reason.NO_DESCRIPTOR
+
+
+class Bug(Exception):
+    """What nobody has thought of."""
+
+
+@pytest.fixture
+def buggy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every broker dies of the first token that it looks at."""
+
+    def compare(*_: object) -> bool:
+        raise Bug("never heard of")
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+
+
+def assert_refused_at_once(broker: DescriptorBroker) -> None:
+    started = time.monotonic()
+    with pytest.raises(BrokerError) as refusal:
+        request_descriptor(broker.locator, "CUDA VMM")
+    assert refusal.value.reason is Reason.NO_DESCRIPTOR
+    assert time.monotonic() - started < 5.0
+
+
+@pytest.mark.rule("BRK-3")
+@pytest.mark.usefixtures("buggy")
+def test_brk_3_a_broker_that_died_says_so(broker: DescriptorBroker) -> None:
+    """
+    A broker that has died of an unexpected error does not silently serve nobody.
+
+    Given: a broker whose thread dies while it serves.
+    When: clients ask, one connected before and one after; and the producer wants it to serve.
+    Then: the clients are refused at once; the producer is told BROKER_FAILED each time, with the cause.
+    """
+    with connected(broker) as early:
+        assert_refused_at_once(broker)
+        with contextlib.suppress(ConnectionResetError):
+            assert early.recv(64) == b""
+    assert_refused_at_once(broker)
+    for _ in range(2):
+        with pytest.raises(BrokerError, match="CUDA VMM POSIX FD broker failed: Bug: never heard of") as told:
+            broker.start()
+        assert (told.value.reason, told.value.rule) == (Reason.BROKER_FAILED, "BRK-3")
+        assert isinstance(told.value.__cause__, Bug)
+
+
+@pytest.mark.rule("BRK-3")
+@pytest.mark.usefixtures("buggy")
+def test_brk_3_a_broker_that_died_says_so_at_its_end_if_nobody_knew(broker: DescriptorBroker) -> None:
+    """
+    What nobody was told before is told at the end, once, and everything is closed all the same.
+
+    Given: a broker that has died, and a producer that has not used it since.
+    When: it is closed, and closed again.
+    Then: BROKER_FAILED; then nothing; nothing is left open (the fixture counts).
+    """
+    assert_refused_at_once(broker)
+    with pytest.raises(BrokerError) as told:
+        broker.close(10)
+    assert told.value.reason is Reason.BROKER_FAILED
+    broker.close(10)
+
+
+@pytest.mark.rule("BRK-3")
+def test_brk_3_a_broker_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A process that may start no thread is told, and may try again.
+
+    Given: a broker, and a process that has as many threads as it may have.
+    When: it is started; and again when there is room.
+    Then: BROKER_FAILED; then it serves.
+    """
+    before = open_descriptors()
+    descriptor = os.memfd_create("pool", os.MFD_CLOEXEC)
+    os.write(descriptor, CONTENT)
+    broker = DescriptorBroker(descriptor, "CUDA VMM")
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(BrokerError, match="CUDA VMM POSIX FD broker failed") as told:
+            broker.start()
+    assert told.value.reason is Reason.BROKER_FAILED
+    broker.start()
+    assert_serves(broker)
+    broker.close(10)
+    os.close(descriptor)
+    assert open_descriptors() == before
+
+
+@pytest.mark.rule("BRK-3")
+def test_brk_3_a_broker_that_cannot_be_made_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    No descriptor left for the broker's own socket: the constructor says whose socket, and keeps nothing.
+
+    Given: a process in which the last of the broker's descriptors cannot be had.
+    When: a broker is made.
+    Then: BROKER_FAILED, and what it had taken is given back.
+    """
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    before = open_descriptors()
+    monkeypatch.setattr("vmmref.broker._new_socket", refuse)
+    with pytest.raises(BrokerError, match=r"CUDA VMM POSIX FD broker failed: OSError: .*too many open files") as told:
+        DescriptorBroker(0, "CUDA VMM")
+    assert told.value.reason is Reason.BROKER_FAILED
+    assert open_descriptors() == before
 
 
 def test_close_twice_and_start_after_close_do_nothing(broker: DescriptorBroker) -> None:

@@ -162,6 +162,7 @@ def test_con_4_a_failed_reconstruction_acknowledges_once(toy: Make, simulator: S
     right bytes, and the lease comes back.
     """
     pool = toy(consumers=2)
+    pool.join()
     proxy = pool.wrap(0xA1)
     copy = another(proxy)
     simulator.fail_call(call, 1, UNKNOWN_ERROR)

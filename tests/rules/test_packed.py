@@ -10,7 +10,7 @@ import torch
 
 from tests.rules.toy import Make
 from vmmref.errors import AlreadyReleased, DriverError, LeaseError, StaleLease, TensorError, WireFormError
-from vmmref.packed import PackedTensorProxy, offsets
+from vmmref.packed import PackedTensorProxy
 from vmmref.proxy import TensorProxy
 from vmmref_models.reasons import Reason
 
@@ -101,7 +101,7 @@ def test_pack_2_children_begin_at_a_multiple_of_their_element_size() -> None:
     When: their places are chosen.
     Then: each is a multiple of the element size, they do not overlap, and no more than needed is left between.
     """
-    assert offsets([(3, 1), (40, 8), (2, 2), (48, 16), (3, 1)]) == ([0, 8, 48, 64, 112], 115)
+    assert PackedTensorProxy.offsets([(3, 1), (40, 8), (2, 2), (48, 16), (3, 1)]) == ([0, 8, 48, 64, 112], 115)
 
 
 @pytest.mark.rule("PACK-3")

@@ -61,6 +61,18 @@ class Toy:
 
     # ---- consumers
 
+    def join(self) -> None:
+        """Let every rank meet the pool, so that what comes next is no first time."""
+        imported = IMPORTS.open(self.pool.card, "sim:0")
+        with imported:
+            for rank in range(self.consumers):
+                imported.rank(rank)
+
+    def replace_consumers(self) -> None:
+        """Let the ranks act from now on as those of a new process do, which knows nothing of the old one's."""
+        close_imports(self.pool.card.nonce)
+        IMPORTS._known.pop(self.pool.card.nonce, None)
+
     def start(self, proxy: TensorProxy, rank: int = 0) -> Reconstruction:
         """Queue a reconstruction by `rank`; nothing of it has run."""
         return proxy.begin_reconstruction("sim", self.consumers, rank)

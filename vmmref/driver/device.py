@@ -10,6 +10,7 @@ from typing import Any
 from vmmref.driver import calls
 from vmmref.errors import ArgumentError, UnsupportedError
 from vmmref.forks import fork_count, refuse_after_fork
+from vmmref.unwind import Unwind
 from vmmref_models.reasons import Reason
 
 _NAME = re.compile(r"(sim|cuda)(?::(\d{1,4}))?\Z")
@@ -21,6 +22,12 @@ def parse_device(name: object) -> tuple[str, int]:
     if match is None:
         raise ArgumentError(Reason.BAD_ARGUMENT, "LIFE-1", f'device must be "sim", "sim:N" or "cuda:N", not {name!r}')
     return match[1], int(match[2] or 0)
+
+
+def is_device_name(name: str) -> bool:
+    """Whether it is a device's own name, in full: "sim:0", not "sim"."""
+    match = _NAME.match(name)
+    return match is not None and name == f"{match[1]}:{int(match[2] or 0)}"
 
 
 _forks_at_start: int | None = None
@@ -110,11 +117,16 @@ class Device:
         """Give the primary context back; the second time does nothing."""
         if self.context:
             context, self.context = self.context, 0
-            try:
-                if calls.current_context() == context:
-                    calls.set_context(0)
-            finally:
-                calls.release_primary_context(self.ordinal)
+            unwind = Unwind()
+            unwind.push(lambda: calls.release_primary_context(self.ordinal))
+            unwind.push(lambda: _leave(context))
+            unwind.run()
+
+
+def _leave(context: int) -> None:
+    """Make no context current in this thread, if this one is."""
+    if calls.current_context() == context:
+        calls.set_context(0)
 
 
 _thread = threading.local()

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 
 from vmmref.driver import calls
 from vmmref.errors import WaitTimeout
+from vmmref.unwind import Unwind
 from vmmref_models.reasons import Reason
 
 _SPIN_SECONDS = 0.0002
@@ -103,17 +105,10 @@ class Stream:
 
     def close(self) -> None:
         """Destroy events and stream; each once, also when one of them fails."""
-        failure: BaseException | None = None
-        while self._events:
-            try:
-                calls.destroy_event(self._events.pop())
-            except BaseException as error:
-                failure = failure or error
+        unwind = Unwind()
         if self.handle:
             handle, self.handle = self.handle, 0
-            try:
-                calls.destroy_stream(handle)
-            except BaseException as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+            unwind.push(partial(calls.destroy_stream, handle))
+        while self._events:
+            unwind.push(partial(calls.destroy_event, self._events.pop()))
+        unwind.run()
