@@ -6,7 +6,8 @@ from vmmref_models.observation import ALIGNMENT, Observation, Shape
 from vmmref_models.operations import LeaseView, Operation, Outcome, Payload
 from vmmref_models.reasons import Reason
 from vmmref_models.rules import HELD, REACHABLE, RULES, Broken, Kind, Rule, Run, Step
-from vmmref_models.state import EVERY_CAPABILITY, Impossible, Policies, State, initial, shows_the_same
+from vmmref_models.showing import shows_the_same
+from vmmref_models.state import EVERY_CAPABILITY, Impossible, Policies, State, initial
 from vmmref_models.step import enabled, observe, runnable, settle, step
 from vmmref_models.titles import RULE_TITLES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vmmref_models.observation import ALIGNMENT, Shape
-from vmmref_models.operations import LeaseView, Publish, Wrap
+from vmmref_models.operations import LeaseView, Publish, Wrap, WrapPack
 from vmmref_models.state import Allocator, Impossible, Lease, Policies, Range, replaced
 
 
@@ -26,13 +26,18 @@ def best_fit(free_ranges: tuple[Range, ...], size: int) -> Range | None:
 
 
 def take(
-    allocator: Allocator, shape: Shape, policies: Policies, operation: Publish | Wrap, seen: LeaseView | None
+    allocator: Allocator,
+    shape: Shape,
+    policies: Policies,
+    operation: Publish | Wrap | WrapPack,
+    nbytes: int,
+    seen: LeaseView | None,
 ) -> tuple[Allocator, Lease] | None:
-    """Lease a range and a slot under its next generation; None when there is no room or no slot (RNG-5).
+    """Lease `nbytes`: a range and a slot under its next generation; None when there is no room or no slot (RNG-5).
 
     `seen` is the lease that the pool granted: followed where its policy is free. Raises Impossible where it cannot be.
     """
-    size = rounded(operation.nbytes)
+    size = rounded(nbytes)
     chosen = best_fit(allocator.free_ranges, size)
     if chosen is None or not allocator.free_slots:
         return None
@@ -45,15 +50,24 @@ def take(
         if slot not in allocator.free_slots:
             raise Impossible("SLOT-2", f"slot {slot} was leased, the free slots are {allocator.free_slots}")
     generation = allocator.generations[slot] + 1
-    lease = Lease(operation.lease, LeaseView(slot, generation, start, start + size, operation.nbytes), operation.digest)
+    lease = _leased(operation, LeaseView(slot, generation, start, start + size, nbytes))
     taken = replace(
         allocator,
         free_ranges=_without(allocator.free_ranges, chosen, start, start + size),
         free_slots=tuple(free for free in allocator.free_slots if free != slot),
         generations=replaced(allocator.generations, slot, generation),
         held=replaced(allocator.held, slot, lease),
+        # REAP-1: nobody acts for a vacant rank, so nobody would acknowledge.
+        excused=allocator.excused | {(slot, rank) for rank in allocator.vacant},
     )
     return taken, lease
+
+
+def _leased(operation: Publish | Wrap | WrapPack, view: LeaseView) -> Lease:
+    """The lease that an operation was granted."""
+    if isinstance(operation, WrapPack):
+        return Lease(operation.lease, view, operation.digests[0], operation.groups, digests=operation.digests)
+    return Lease(operation.lease, view, operation.digest, operation.groups, operation.borrowable)
 
 
 def _range_around(free_ranges: tuple[Range, ...], start: int, size: int) -> Range:
@@ -95,6 +109,46 @@ def claim(allocator: Allocator, slot: int) -> Allocator:
     return replace(allocator, retiring=(*allocator.retiring, slot))
 
 
+def is_complete(allocator: Allocator, words: tuple[tuple[int, ...], ...], lease: Lease) -> bool:
+    """Whether every group's speaker has acknowledged n, or is excused (REC-1, ACK-4, ACK-5), by these words."""
+    acks, generation, slot = words[lease.slot][1:], lease.generation, lease.slot
+    if not lease.groups and not allocator.excused:
+        return all(word == generation for word in acks)
+    excused = allocator.excused
+    return all(acks[rank] == generation or (slot, rank) in excused for rank in lease.speakers(len(acks)))
+
+
+def excuse(allocator: Allocator, ranks: tuple[int, ...]) -> Allocator:
+    """Let no lease that is out wait for these ranks, whose processes are dead, nor any new one (REAP-1)."""
+    pairs = {(slot, rank) for slot, lease in enumerate(allocator.held) if lease is not None for rank in ranks}
+    vacant = tuple(sorted((*allocator.vacant, *ranks)))
+    return replace(allocator, vacant=vacant, excused=allocator.excused | pairs)
+
+
+def expect(allocator: Allocator, rank: int) -> Allocator:
+    """Let the leases from now on wait for `rank` again; those that are out still do not."""
+    return replace(allocator, vacant=tuple(other for other in allocator.vacant if other != rank))
+
+
+def guard(allocator: Allocator, slot: int) -> Allocator:
+    """Keep the claimed lease in `slot` from being freed: ranks may be looking at its bytes (CON-6)."""
+    return replace(allocator, guarded=(*allocator.guarded, slot))
+
+
+def hold_back(allocator: Allocator, slots: tuple[int, ...]) -> Allocator:
+    """Set the guarded leases in `slots` aside, where they would otherwise have been freed."""
+    return replace(allocator, set_aside=(*allocator.set_aside, *slots))
+
+
+def let_go(allocator: Allocator, slots: tuple[int, ...]) -> Allocator:
+    """Let the leases in `slots`, which were set aside, be freed behind all that is retiring."""
+    return replace(
+        allocator,
+        guarded=tuple(slot for slot in allocator.guarded if slot not in slots),
+        retiring=(*(slot for slot in allocator.retiring if slot not in slots), *slots),
+    )
+
+
 def give_back(
     allocator: Allocator, limit: int, slots: tuple[int, ...], order: tuple[int, ...] | None = None
 ) -> Allocator:
@@ -122,4 +176,7 @@ def give_back(
         retired_slots=tuple(sorted((*allocator.retired_slots, *used_up))) if used_up else allocator.retired_slots,
         held=tuple(held),
         retiring=tuple(slot for slot in allocator.retiring if slot not in slots),
+        excused=frozenset(pair for pair in allocator.excused if pair[0] not in slots),
+        guarded=tuple(slot for slot in allocator.guarded if slot not in slots),
+        set_aside=tuple(slot for slot in allocator.set_aside if slot not in slots),
     )

@@ -10,8 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vmmref_models import allocation, streams
+from vmmref_models.consuming import entered_in, share
 from vmmref_models.observation import Observation
 from vmmref_models.operations import (
+    Attempt,
+    Borrow,
     Cancel,
     Construct,
     Fetch,
@@ -20,7 +23,9 @@ from vmmref_models.operations import (
     Read,
     Recycle,
     Wrap,
+    WrapPack,
 )
+from vmmref_models.processes import imported_perhaps, reap, with_import
 from vmmref_models.reasons import Reason
 from vmmref_models.state import (
     ACK,
@@ -31,16 +36,16 @@ from vmmref_models.state import (
     Lease,
     Piece,
     State,
-    replaced,
 )
 from vmmref_models.streams import RETIRE_QUEUE, rank_queue
+from vmmref_models.taking_back import may_be_looked_at
 
 Words = tuple[tuple[int, ...], ...]
 
 
 def failed(
     state: State,
-    operation: Publish | Wrap | Read | Fetch | Recycle | Cancel | Construct,
+    operation: Publish | Wrap | WrapPack | Read | Fetch | Borrow | Recycle | Cancel | Construct | Attempt,
     seen: Outcome,
     observed: Observation | None,
 ) -> tuple[State, Outcome]:
@@ -49,22 +54,23 @@ def failed(
     Raises Impossible for an end that no rule allows.
     """
     outcome = Outcome("failed", seen.reason, message=seen.message)
-    if seen.reason is Reason.POOL_FAILED and not isinstance(operation, Read | Fetch | Construct):
+    is_the_pools = not isinstance(operation, Read | Fetch | Borrow | Construct | Attempt)
+    if isinstance(operation, Recycle) and not state.closed and not state.failed:
+        state, _ = reap(state)
+    if seen.reason is Reason.POOL_FAILED and is_the_pools:
         if isinstance(operation, Recycle | Cancel) and observed is not None:
             state = _failed_claim(state, operation, observed)
         return replace(state, failed=True), outcome
     if seen.reason is not Reason.DRIVER_CALL_FAILED:
         raise Impossible("ERR-2", f"a failed driver call was reported as {seen.reason}")
-    if isinstance(operation, Construct):
+    if isinstance(operation, Construct | Attempt):
         return state, replace(outcome, leftovers=0)
-    if isinstance(operation, Read | Fetch):
+    if isinstance(operation, Read | Fetch | Borrow):
         # A consumer goes on with its own import, whatever has become of the pool.
-        return _failed_read(state, operation, seen), replace(outcome, count=seen.count)
-    if state.closed or state.failed:
+        return _failed_read(state, operation, seen, observed), replace(outcome, count=seen.count)
+    if state.closed or state.failed or observed is None:
         return state, outcome
-    if observed is None:
-        return state, outcome
-    if isinstance(operation, Publish | Wrap):
+    if isinstance(operation, Publish | Wrap | WrapPack):
         return _failed_publish(state, observed), outcome
     return _failed_claim(state, operation, observed), outcome
 
@@ -114,7 +120,7 @@ def _claimable(state: State, operation: Recycle | Cancel) -> tuple[Lease, ...]:
         for lease in state.allocator.held
         if lease is not None
         and lease.token in state.dispatched
-        and set(state.device.words[lease.slot][1:]) == {lease.generation}
+        and allocation.is_complete(state.allocator, state.device.words, lease)
     )
 
 
@@ -136,39 +142,54 @@ def _failed_claim(state: State, operation: Recycle | Cancel, observed: Observati
         if active:
             if lease not in claimable:
                 raise Impossible("REC-1", f"slot {lease.slot} was claimed without all acknowledgements")
-            pieces = streams.queued(state.device, RETIRE_QUEUE, Piece(RETIRED, lease))
-            state = replace(state, allocator=allocation.claim(state.allocator, lease.slot), device=pieces)
+            state = _claimed(state, lease, by_handle=isinstance(operation, Cancel))
         if not held:
             gone.append(lease.slot)
+    return _freed(_held_back(state, observed), tuple(gone), observed)
+
+
+def _claimed(state: State, lease: Lease, by_handle: bool) -> State:
+    pieces = streams.queued(state.device, RETIRE_QUEUE, Piece(RETIRED, lease))
+    allocator = allocation.claim(state.allocator, lease.slot)
+    if by_handle and may_be_looked_at(state, lease):
+        allocator = allocation.guard(allocator, lease.slot)
+    return replace(state, allocator=allocator, device=pieces)
+
+
+def _held_back(state: State, observed: Observation) -> State:
+    """CON-6: of the leases that may be looked at, the pool shows which ones it had come to free and set aside."""
+    allocator, shown = state.allocator, observed.set_aside or ()
+    slots = tuple(slot for slot in allocator.guarded if slot in shown and slot not in allocator.set_aside)
+    return replace(state, allocator=allocation.hold_back(allocator, slots)) if slots else state
+
+
+def _freed(state: State, gone: tuple[int, ...], observed: Observation) -> State:
+    """The state after these leases were freed, in the order of their claims."""
     slots = tuple(slot for slot in state.allocator.retiring if slot in gone)
+    for slot in slots:
+        lease = state.allocator.held[slot]
+        is_complete = lease is None or allocation.is_complete(state.allocator, state.device.words, lease)
+        if slot in state.allocator.guarded and not is_complete:
+            raise Impossible("CON-6", f"slot {slot} was freed while ranks may be looking at its bytes")
     limit = state.shape.generation_limit
     return replace(state, allocator=allocation.give_back(state.allocator, limit, slots, observed.free_slots))
 
 
-def _failed_read(state: State, operation: Read | Fetch, seen: Outcome) -> State:
+def _failed_read(state: State, operation: Read | Fetch | Borrow, seen: Outcome, observed: Observation | None) -> State:
     """CON-4: where the rank had entered the lease, A[r] = n is queued behind whatever the read had queued."""
     proxy = state.proxy(operation.proxy)
     if proxy is None:
         raise ValueError(f"proxy {operation.proxy} is unknown")
     consumers, lease, rank = state.consumers, proxy.lease, proxy.rank
-    if consumers.tables[rank][lease.slot] >= lease.generation:
-        return state
-    if not seen.count:  # The failure came before the table; the import may have come before the failure.
-        return replace(state, consumers=replace(consumers, imported=consumers.imported or None))
-    proxies = tuple(replace(p, state=ENDED) if p.token == proxy.token else p for p in consumers.proxies)
-    tables = replaced(consumers.tables, rank, replaced(consumers.tables[rank], lease.slot, lease.generation))
+    if consumers.tables[rank][lease.slot] >= lease.generation or not seen.count:
+        # The failure came before the table; the import may have come before the failure.
+        return imported_perhaps(state, rank, observed or Observation(state.life))
+    entered = replace(
+        with_import(state, consumers, rank),
+        proxies=tuple(
+            replace(p, state=ENDED) if p.token == proxy.token or share(proxy, p) else p for p in consumers.proxies
+        ),
+        tables=entered_in(consumers.tables, rank, lease),
+    )
     device = streams.queued(state.device, rank_queue(rank), Piece(ACK, lease, rank))
-    return replace(state, consumers=replace(consumers, tables=tables, proxies=proxies, imported=True), device=device)
-
-
-def has_import(state: State, rank: int, seen: Outcome | None) -> bool:
-    """Whether the process of a rank holds an import of a pool that is gone.
-
-    As the pool says where that is its own affair: after a failed read, and for a rank that came too late, which may
-    share another rank's process, or have one of its own.
-    """
-    if state.policies.protocol != RETIRE_VALIDATE_MAX and seen is not None:
-        return seen.reason is not Reason.PRODUCER_GONE  # It may leave its memory in place.
-    if state.consumers.imported is None or (state.consumers.imported and rank in state.consumers.late):
-        return seen is None or seen.reason is not Reason.PRODUCER_GONE
-    return state.consumers.imported
+    return replace(state, consumers=entered, device=device)

@@ -6,30 +6,45 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TypeAlias, get_args
 
+from vmmref_models.attempts import ATTEMPTS
 from vmmref_models.observation import Observation
 from vmmref_models.operations import (
     Advance,
+    Attempt,
+    Borrow,
     Cancel,
+    CancelProxy,
     Claim,
     Collect,
+    Confirm,
     Construct,
+    Crash,
     Dispatch,
+    DropImport,
+    Expire,
     Faulty,
     Fetch,
+    Import,
+    Join,
     Look,
     Operation,
     Outcome,
+    Peek,
     Publish,
     PublishUnusable,
     Read,
+    Reap,
     Reclaim,
     Recycle,
     Release,
+    ReleaseAs,
     ReleaseLease,
+    Return,
     Revoke,
     Shutdown,
     Tamper,
     Wrap,
+    WrapPack,
 )
 from vmmref_models.reasons import Reason
 from vmmref_models.rules import (
@@ -152,7 +167,7 @@ class Difference:
     got: str
 
 
-TAKES_BACK = (Reclaim, Recycle, Cancel, Revoke, ReleaseLease, Shutdown)
+TAKES_BACK = (Reclaim, Recycle, Cancel, Revoke, CancelProxy, ReleaseLease, Shutdown)
 
 _RULE_OF_OUTCOME: dict[type[Operation], str] = {
     Publish: "RNG-5",
@@ -174,6 +189,19 @@ _RULE_OF_OUTCOME: dict[type[Operation], str] = {
     PublishUnusable: "PUB-4",
     Shutdown: "LIFE-2",
     Construct: "LIFE-1",
+    WrapPack: "PACK-1",
+    Confirm: "PACK-3",
+    CancelProxy: "PACK-4",
+    ReleaseAs: "ACK-4",
+    Borrow: "CON-6",
+    Peek: "CON-6",
+    Return: "CON-6",
+    Expire: "REAP-2",
+    Crash: "REAP-1",
+    Reap: "REAP-1",
+    Join: "REAP-1",
+    Import: "HND-4",
+    DropImport: "HND-4",
 }
 
 _RULE_OF_REASON: dict[Reason, str] = {
@@ -189,6 +217,10 @@ _RULE_OF_REASON: dict[Reason, str] = {
     Reason.BAD_ARGUMENT: "LIFE-1",
     Reason.TIMED_OUT: "LIFE-5",
     Reason.PRODUCER_GONE: "REAP-3",
+    Reason.BAD_RANK: "ACK-4",
+    Reason.NOT_BORROWABLE: "CON-6",
+    Reason.STILL_BORROWED: "CON-6",
+    Reason.NOT_RECONSTRUCTED: "PACK-3",
 }
 
 
@@ -216,17 +248,33 @@ def _outcome_difference(operation: Operation, expected: Outcome, got: Outcome) -
             return None  # LIFE-2 has judged it: some refusals have a second reason.
         if isinstance(operation, Advance):
             return Difference("LIV-2", "answer", _answer(expected), _answer(got))
-        rule = _RULE_OF_OUTCOME.get(type(operation), "ERR-2")
-        for reason in (got.reason, expected.reason):  # The answer that was due decides, if it has a rule of its own.
-            rule = _RULE_OF_REASON.get(reason, rule) if reason is not None else rule
-        return Difference(rule, "answer", _answer(expected), _answer(got))
+        return Difference(_rule_of_answer(operation, expected, got), "answer", _answer(expected), _answer(got))
     if expected.cached != got.cached:
         return Difference("CON-2", "cached", str(expected.cached), str(got.cached))
-    for name, rule in (("lease", "RNG-3"), ("digest", "CON-1"), ("count", "REC-5"), ("leftovers", "HND-1")):
+    for name, rule in _RULE_OF_FIELD.items():
         one, other = getattr(expected, name), getattr(got, name)
         if one is not None and other is not None and one != other:
+            if isinstance(operation, _SPEAKS_OF_ITS_OWN_RULE):
+                return Difference(_rule_of_answer(operation, expected, got), name, str(one), str(other))
             return Difference(_sharper(name, rule, expected, got), name, str(one), str(other))
     return None
+
+
+_RULE_OF_FIELD = {"lease": "RNG-3", "places": "PACK-2", "digest": "CON-1", "count": "REC-5", "leftovers": "HND-1"}
+_SPEAKS_OF_ITS_OWN_RULE = (Peek, Reap, DropImport, Attempt)
+"""Operations whose digest, count or leftovers are about the rule of their answer."""
+
+
+def _rule_of_answer(operation: Operation, expected: Outcome, got: Outcome) -> str:
+    """The rule of an answer that was not due: of the reason that was, of the one that came, or of the operation."""
+    rule = _RULE_OF_OUTCOME.get(type(operation), "ERR-2")
+    if isinstance(operation, Attempt):
+        return ATTEMPTS[operation.what].rule
+    if isinstance(operation, Join) and Reason.BAD_RANK in (got.reason, expected.reason):
+        return rule
+    for reason in (got.reason, expected.reason):  # The answer that was due decides, if it has a rule of its own.
+        rule = _RULE_OF_REASON.get(reason, rule) if reason is not None else rule
+    return rule
 
 
 def _sharper(name: str, rule: str, expected: Outcome, got: Outcome) -> str:
@@ -258,6 +306,8 @@ def _observation_difference(
         ("free_slots", "SLOT-3"),
         ("retired_slots", "GEN-3"),
         ("generations_left", "GEN-6"),
+        ("set_aside", _rule_of_set_aside(expected, got)),
+        ("imports", "HND-4"),
     )
     for name, rule in fields:
         one, other = getattr(expected, name), getattr(got, name)
@@ -269,6 +319,12 @@ def _observation_difference(
     if expected.words is None or got.words is None or expected.words == got.words:
         return None
     return _word_difference(operation, expected.words, got.words)
+
+
+def _rule_of_set_aside(expected: Observation, got: Observation) -> str:
+    """Whether a retired lease or a late one is set aside in one of two looks and not in the other."""
+    differ = set(expected.set_aside or ()) ^ set(got.set_aside or ())
+    return "CON-6" if differ & set(got.retiring or ()) else "REAP-2"
 
 
 def _word_difference(

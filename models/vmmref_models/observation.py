@@ -24,6 +24,8 @@ class Shape:
     generation_limit: int = 2**31 - 1
     issued: tuple[int, ...] = ()
     """Generations used up per slot before the first operation (a preset, to test near the limit); () = all 0."""
+    apart: bool = False
+    """Each rank has a process of its own, which can be killed; else all share one, and so one import of the pool."""
 
     @property
     def control_bytes(self) -> int:
@@ -62,5 +64,11 @@ class Observation:
     """Last generation issued per slot, 0 = none."""
     words: tuple[tuple[int, ...], ...] | None = None
     """Per slot (R, A[0], ..., A[C-1]), raw unsigned; None once the memory is gone."""
+    set_aside: tuple[int, ...] | None = None
+    """Slots among `leases` that are reported as held back, sorted: past their deadline (REAP-2), or retired while ranks
+    may be looking at their bytes in place (CON-6)."""
+    imports: tuple[int, ...] | None = None
+    """How many imports of the pool each consumer process holds (HND-4): one number a rank with `Shape.apart`, 0 for a
+    dead one; else one number."""
     generations_left: int | None = None
     """The smallest number of generations that a slot still in use has left, as the pool tells it (GEN-6)."""

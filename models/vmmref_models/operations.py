@@ -32,6 +32,10 @@ class Payload:
     """"contiguous", "transposed" (non-contiguous), or "expanded" (zero stride)."""
 
 
+Groups: TypeAlias = tuple[tuple[int, ...], ...]
+"""The ranks of a pool in groups, each led by its first rank, which acknowledges for all of it; () = each rank alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Publish:
     """Lease a range and a slot, queue the copy and the ready store. Does not wait."""
@@ -42,6 +46,10 @@ class Publish:
     """Bytes of the payload: product of the shape times the element size."""
     digest: int
     """CRC-32 of the payload's dtype name, shape and bytes; what a reader must get back."""
+    groups: Groups = ()
+    """Who acknowledges for whom, fixed here for the lease's whole life (ACK-4)."""
+    borrowable: bool = False
+    """Whether ranks may look at the bytes in place (CON-6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,21 @@ class Wrap:
     payload: Payload
     nbytes: int
     digest: int
+    groups: Groups = ()
+    borrowable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WrapPack:
+    """Publish several tensors in one lease and dispatch it, as `wrap_tensors` does (PACK-1)."""
+
+    lease: int
+    payloads: tuple[Payload, ...]
+    """At least one; their proxies are told apart by their place in this tuple."""
+    sizes: tuple[int, ...]
+    """Bytes of each payload."""
+    digests: tuple[int, ...]
+    groups: Groups = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +91,8 @@ class Deliver:
     lease: int
     proxy: int
     rank: int
+    part: int = 0
+    """Of a pack: which of its tensors. Of any other lease 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +123,48 @@ class Release:
     """Acknowledge without reading (`release_without_reconstruction`); nothing more after a read that acknowledged."""
 
     proxy: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """A tensor's own acknowledgement (`acknowledge_consumption`): as Release, but of a pack refused until its rank has
+    read the pack, or released it (PACK-3).
+    """
+
+    proxy: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseAs:
+    """Release in the name of `ranks`, which is not the group that the lease was published for: always refused (ACK-4).
+
+    The first of `ranks` speaks; () and repeated or unknown ranks are wrong, too.
+    """
+
+    proxy: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Borrow:
+    """Look at the bytes in place: enter the table, check R, hand out a view (`borrow_on_target_device`). Waits."""
+
+    proxy: int
+    view: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """Read through a borrowed view that has not been given back. Waits; answers the digest."""
+
+    view: int
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Give a borrowed view back: queue the acknowledgement behind the reads made so far (`release_borrowed`)."""
+
+    view: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +214,71 @@ class Revoke:
 
     lease: int
     wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CancelProxy:
+    """Cancel by a proxy (`cancel_proxy`), and wait. Of a pack any tensor's proxy cancels the whole, once; the second
+    time is done and changes nothing (PACK-4). Of any other lease as Cancel(wait=True).
+    """
+
+    lease: int
+    part: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Let so much time pass that every lease dispatched until now is past its deadline (REAP-2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """Kill the process of rank `rank` (`Shape.apart`): its queued work, table, readings, views and proxies are gone."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reap:
+    """Let the pool count the processes that have died since the last time. Answers how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A new process acts for rank `rank`, and the pool is told so (`watch_consumer`).
+
+    Refused BAD_RANK while the pool has not seen the old one dead.
+    """
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """Let the process of rank `rank` import the pool; nothing when it has (HND-4)."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropImport:
+    """Let the process of rank `rank` drop its import of the pool (`close_imports`): its queued work ends first.
+
+    Readings that were begun and not collected are given up. Refused STILL_BORROWED while a view is out (CON-6).
+    """
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A short experiment beside the pool that ends by itself; `vmmref_models.attempts` says what each must answer.
+
+    `seed` varies what the experiment leaves open (which garbage, how many clients, which tensors).
+    """
+
+    what: str
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +332,7 @@ class Faulty:
     So nobody has to guess how far queued work had got.
     """
 
-    operation: Publish | Wrap | Read | Fetch | Recycle | Cancel | Construct
+    operation: Publish | Wrap | WrapPack | Read | Fetch | Borrow | Recycle | Cancel | Construct | Attempt
     call: int
 
 
@@ -208,11 +340,17 @@ Operation: TypeAlias = (
     Publish
     | Dispatch
     | Wrap
+    | WrapPack
     | Deliver
     | Read
     | Collect
     | Fetch
     | Release
+    | Confirm
+    | ReleaseAs
+    | Borrow
+    | Peek
+    | Return
     | Advance
     | Look
     | Claim
@@ -220,11 +358,19 @@ Operation: TypeAlias = (
     | Recycle
     | Cancel
     | Revoke
+    | CancelProxy
     | ReleaseLease
+    | Expire
+    | Crash
+    | Reap
+    | Join
+    | Import
+    | DropImport
     | Tamper
     | PublishUnusable
     | Shutdown
     | Construct
+    | Attempt
     | Faulty
 )
 
@@ -252,17 +398,21 @@ class Outcome:
     kind: str
     reason: Reason | None = None
     lease: LeaseView | None = None
-    """Of Publish and Wrap."""
+    """Of Publish, Wrap and WrapPack."""
+    places: tuple[int, ...] | None = None
+    """Of WrapPack: where each tensor begins, in bytes from the lease's start."""
     digest: int | None = None
-    """Of Collect and Fetch: CRC-32 as in `Publish.digest` of what the rank got."""
+    """Of Collect, Fetch and Peek: CRC-32 as in `Publish.digest` of what the rank got."""
     cached: bool = False
     """Of Read and Fetch: answered from the proxy's own cache; no pool read, no acknowledgement."""
     count: int | None = None
-    """Of Recycle, Reclaim and Claim: how many leases were freed (Claim: claimed). Of a failed Faulty(Read | Fetch): 1
+    """Of Recycle, Reclaim and Claim: how many leases were freed (Claim: claimed). Of Reap: how many ranks were found
+    dead. Of DropImport: how many imports were dropped. Of a failed Faulty(Read | Fetch): 1
     when the rank had entered the lease in its table, so that its acknowledgement is queued (CON-4), 0 when the failure
     came before."""
     leftovers: int | None = None
-    """Of Construct, also inside Faulty: handles, mappings, reservations, descriptors, streams, events left behind."""
+    """Of Construct and Attempt, also inside Faulty: handles, mappings, reservations, descriptors, streams, events left
+    behind; of Attempt also leases, fields and clients that are not as they must be."""
     message: str = field(default="", compare=False)
     """The error's text, for people; never compared."""
 

@@ -33,7 +33,7 @@ class Kind(StrEnum):
 WORDS: Final = 1
 """Sign of a step: a control word changed."""
 BOOKS: Final = 2
-"""Sign of a step: ranges, leases, slots, generations or life changed."""
+"""Sign of a step: ranges, leases, slots, generations, imports or life changed."""
 GRANT: Final = 4
 """Sign of a step: a lease was granted."""
 TROUBLE: Final = 8
@@ -55,7 +55,7 @@ def glance(step: Step) -> int:
 
 
 def same_books(one: Observation, other: Observation) -> bool:
-    """Whether two looks show the same ranges, leases, slots, generations and life; words do not matter."""
+    """Whether two looks show the same ranges, leases, slots, generations, imports and life; words do not matter."""
     return one is other or (
         one.leases == other.leases
         and one.free_ranges == other.free_ranges
@@ -63,6 +63,8 @@ def same_books(one: Observation, other: Observation) -> bool:
         and one.free_slots == other.free_slots
         and one.generations == other.generations
         and one.retired_slots == other.retired_slots
+        and one.set_aside == other.set_aside
+        and one.imports == other.imports
         and one.generations_left == other.generations_left
         and one.life == other.life
     )
@@ -175,6 +177,8 @@ class Rule:
     """Capabilities without which it cannot be judged."""
     on: tuple[type[Operation], ...] = ()
     """The operations that can exercise it; () = all."""
+    requires: tuple[type[Operation], ...] = ()
+    """The operations without which nothing exercises it."""
     protocols: tuple[str, ...] = ()
     """The protocols that it speaks about; () = all."""
     signs: int = 0
@@ -199,6 +203,7 @@ def rule(
     kind: Kind = Kind.STEP,
     on: tuple[type[Operation], ...] = (),
     needs: tuple[str, ...] = (),
+    requires: tuple[type[Operation], ...] = (),
     protocols: tuple[str, ...] = (),
     signs: int = 0,
 ) -> Callable[[StepPredicate], StepPredicate]:
@@ -207,7 +212,7 @@ def rule(
     def register(predicate: StepPredicate) -> StepPredicate:
         title, level = RULE_TITLES[identifier], level_of(identifier)
         sentence = _sentence(predicate.__doc__)
-        _add(RULES, Rule(identifier, title, level, kind, sentence, needs, on, protocols, signs, predicate))
+        _add(RULES, Rule(identifier, title, level, kind, sentence, needs, on, requires, protocols, signs, predicate))
         return predicate
 
     return register

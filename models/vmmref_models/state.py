@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
-from vmmref_models.observation import Observation, Shape
-from vmmref_models.operations import PUBLISH, RETIRE, LeaseView, rank_stream
+from vmmref_models.observation import Shape
+from vmmref_models.operations import PUBLISH, RETIRE, Groups, LeaseView, rank_stream
 
 T = TypeVar("T")
 
@@ -32,6 +32,11 @@ EVERY_CAPABILITY = frozenset(
         "tamper",
         "preset",
         "leaks",
+        "groups",
+        "borrow",
+        "processes",
+        "set-aside",
+        "imports",
     }
 )
 """What the model itself can show and do; a pool under test declares a subset."""
@@ -59,6 +64,11 @@ class Lease:
     token: int
     view: LeaseView
     digest: int
+    groups: Groups = ()
+    """Who acknowledges for whom; () = each rank for itself."""
+    borrowable: bool = False
+    digests: tuple[int, ...] = ()
+    """Of a pack: the digest of each of its tensors; of any other lease ()."""
 
     @property
     def slot(self) -> int:
@@ -69,6 +79,23 @@ class Lease:
     def generation(self) -> int:
         """The generation n of that slot."""
         return self.view.generation
+
+    @property
+    def is_pack(self) -> bool:
+        """Whether several tensors share it (PACK-1)."""
+        return bool(self.digests)
+
+    def is_led_by(self, rank: int) -> bool:
+        """Whether `rank` acknowledges for itself, or leads a group that it acknowledges for (ACK-4)."""
+        return not self.groups or any(group[0] == rank for group in self.groups)
+
+    def speakers(self, consumers: int) -> tuple[int, ...]:
+        """The ranks whose words the lease waits for."""
+        return tuple([group[0] for group in self.groups]) if self.groups else tuple(range(consumers))
+
+    def digest_of(self, part: int) -> int:
+        """The digest of one tensor of a pack; of any other lease the lease's own."""
+        return self.digests[part] if self.digests else self.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +113,16 @@ class Allocator:
     held: tuple[Lease | None, ...]
     """Per slot the lease that holds it, active or retiring."""
     retiring: tuple[int, ...] = ()
-    """Slots of the leases that were claimed and not yet freed, in the order in which they were claimed."""
+    """Slots of the leases that were claimed and not yet freed, in the order in which they may be freed."""
+    vacant: tuple[int, ...] = ()
+    """Ranks whose process was counted dead and has no successor, sorted (REAP-1)."""
+    excused: frozenset[tuple[int, int]] = frozenset()
+    """Pairs of slot and rank: the lease in the slot does not wait for the word of the rank."""
+    guarded: tuple[int, ...] = ()
+    """Slots among `retiring` whose lease was ended while ranks might look at its bytes; they are not freed before a
+    claim has seen the lease complete (CON-6)."""
+    set_aside: tuple[int, ...] = ()
+    """Slots among `retiring` that were ready to be freed and were held back instead, in that order."""
 
 
 COPY = "copy"
@@ -139,18 +175,24 @@ class Device:
 FRESH = "fresh"
 READING = "reading"
 CACHED = "cached"
+BORROWED = "borrowed"
+RETURNED = "returned"
 RELEASED = "released"
 ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """One copy of a lease's proxy in a rank: FRESH, READING, CACHED, RELEASED, or ENDED (read stale or failed)."""
+    """One copy of a lease's proxy in a rank: FRESH, READING, CACHED, BORROWED, RETURNED (after it), RELEASED, or
+    ENDED (stale, failed, given up). The proxies of a pack in one rank have one state in common.
+    """
 
     token: int
     lease: Lease
     rank: int
     state: str = FRESH
+    part: int = 0
+    """Of a pack: which of its tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,25 +204,38 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """A look at a lease's bytes in place that has not been given back."""
+
+    token: int
+    proxy: int
+
+
+@dataclass(frozen=True, slots=True)
 class Consumers:
-    """What the ranks remember. They may share a process, and so an import of the pool, or have one each."""
+    """What the ranks remember. They share a process, and so an import of the pool, or have one each."""
 
     tables: tuple[tuple[int, ...], ...]
-    """Per rank and slot the newest generation that the rank has entered (read or released); never lowered."""
+    """Per rank and slot the newest generation that the rank has entered (read, borrowed or released); never lowered."""
+    imported: tuple[bool | None, ...]
+    """Per process, whether it holds an import of the pool. None: nobody can tell; a call failed or was refused before
+    or after it had imported the pool."""
     proxies: tuple[Proxy, ...] = ()
     readers: tuple[Reader, ...] = ()
-    imported: bool | None = False
-    """Whether any rank has. None: a read failed, and nobody can tell whether it had imported the pool before."""
+    views: tuple[View, ...] = ()
+    dead: tuple[int, ...] = ()
+    """Ranks whose process was killed and not replaced, sorted; the pool may not know yet."""
     late: tuple[int, ...] = ()
-    """Ranks that had not taken part in any lease when the pool ended: they may or may not share another's import."""
+    """Ranks that had not taken part in any lease when the pool ended: where imports are not shown they may have one of
+    their own, or none, instead of the one that all ranks share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A look: the tokens of the leases that it saw fully acknowledged, by slot."""
+    """A look: the words as they were in memory."""
 
     token: int
-    complete: tuple[int, ...]
+    words: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +255,8 @@ class State:
     failed: bool = False
     """A failure left the device state unknown (LIFE-3)."""
     closed: bool = False
+    overdue: int = 0
+    """How many of the `dispatched` leases are past their deadline, from the first on (REAP-2)."""
 
     def having(
         self,
@@ -222,6 +279,7 @@ class State:
             self.looks,
             self.failed,
             self.closed,
+            self.overdue,
         )
 
     @property
@@ -249,6 +307,21 @@ class State:
             if reader.token == token:
                 return reader
         return None
+
+    def view(self, token: int) -> View | None:
+        """The borrowed view that was handed out under this token and not yet given back."""
+        for view in self.consumers.views:
+            if view.token == token:
+                return view
+        return None
+
+    def process_of(self, rank: int) -> int:
+        """Which process acts for this rank: each has its own, or all share process 0."""
+        return rank if self.shape.apart else 0
+
+    def ranks_of(self, process: int) -> tuple[int, ...]:
+        """The ranks that a process acts for."""
+        return (process,) if self.shape.apart else tuple(range(self.shape.consumers))
 
     def is_held(self, lease: Lease) -> bool:
         """Whether this lease still holds its range and slot."""
@@ -297,45 +370,6 @@ def initial(shape: Shape, policies: Policies | None = None) -> State:
         held=(None,) * shape.slots,
     )
     device = Device(words=((0,) * (1 + shape.consumers),) * shape.slots, queues=((),) * (2 + shape.consumers))
-    consumers = Consumers(tables=((0,) * shape.slots,) * shape.consumers)
+    processes = shape.consumers if shape.apart else 1
+    consumers = Consumers(((0,) * shape.slots,) * shape.consumers, (False,) * processes)
     return State(shape, policies or Policies(), allocator, device, consumers)
-
-
-def observe(state: State) -> Observation:
-    """What a pool in this state shows. Fields that nobody can predict are None.
-
-    Of a failed pool only its life is known. The words of a closed pool are gone with its memory, and the order in which
-    a shutdown gives slots back is nobody's business.
-    """
-    if state.failed:
-        return Observation(state.life)
-    allocator = state.allocator
-    predicts_words = state.policies.protocol == RETIRE_VALIDATE_MAX and not state.closed
-    return Observation(
-        life=state.life,
-        free_ranges=allocator.free_ranges,
-        leases=tuple([lease.view for lease in allocator.held if lease is not None]),
-        retiring=tuple(sorted(allocator.retiring)),
-        free_slots=None if state.closed else allocator.free_slots,
-        retired_slots=allocator.retired_slots,
-        generations=allocator.generations,
-        words=state.device.words if predicts_words else None,
-        generations_left=generations_left(allocator, state.shape.generation_limit),
-    )
-
-
-def shows_the_same(one: State, other: State) -> bool:
-    """Whether two states of one pool surely show the same: nothing that `observe` looks at is another object."""
-    return (
-        one.allocator is other.allocator
-        and one.device.words is other.device.words
-        and one.closed == other.closed
-        and one.failed == other.failed
-    )
-
-
-def generations_left(allocator: Allocator, limit: int) -> int:
-    """The smallest number of generations that a slot still in use (not retired) has left; 0 when none is in use."""
-    used_up = allocator.retired_slots
-    in_use = [generation for slot, generation in enumerate(allocator.generations) if slot not in used_up]
-    return limit - max(in_use) if in_use else 0

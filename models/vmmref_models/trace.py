@@ -9,35 +9,41 @@ from functools import cache
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from vmmref_models.lines import text
 from vmmref_models.observation import Shape
 from vmmref_models.operations import (
-    Advance,
+    Attempt,
+    Borrow,
     Cancel,
-    Claim,
-    Collect,
     Construct,
-    Deliver,
-    Dispatch,
     Faulty,
     Fetch,
     LeaseView,
-    Look,
     Operation,
     Outcome,
     Payload,
     Publish,
-    PublishUnusable,
     Read,
-    Reclaim,
     Recycle,
-    Release,
-    ReleaseLease,
-    Revoke,
-    Shutdown,
-    Tamper,
     Wrap,
+    WrapPack,
 )
 from vmmref_models.reasons import Reason
+
+__all__ = [
+    "FORMAT",
+    "OPERATIONS",
+    "VERSION",
+    "Trace",
+    "from_json",
+    "operation_from_dict",
+    "operation_to_dict",
+    "outcome_from_dict",
+    "outcome_to_dict",
+    "shape_from_dict",
+    "text",
+    "to_json",
+]
 
 R = TypeVar("R")
 
@@ -151,7 +157,9 @@ def operation_from_dict(value: object, where: str = "operation") -> Operation:
         return _build(kind, rest, where)
     _names(rest, where, required={"operation", "call"})
     inner = operation_from_dict(rest["operation"], f"{where}.operation")
-    if not isinstance(inner, Publish | Wrap | Read | Fetch | Recycle | Cancel | Construct):
+    if not isinstance(
+        inner, Publish | Wrap | WrapPack | Read | Fetch | Borrow | Recycle | Cancel | Construct | Attempt
+    ):
         raise ValueError(f"{where}.operation: faults cannot be put into {type(inner).__name__}")
     return Faulty(inner, _integer(rest["call"], f"{where}.call"))
 
@@ -179,14 +187,17 @@ def _record(value: Any, whole: bool = False) -> dict[str, Any]:
         content = getattr(value, one.name)
         if not whole and content == one.default and type(content) is type(one.default):
             continue
-        if isinstance(content, tuple):
-            content = list(content)
-        elif hasattr(content, "__dataclass_fields__"):
-            content = operation_to_dict(content) if type(content) in get_args(Operation) else _record(content)
-        elif isinstance(content, Reason):
-            content = content.value
-        found[one.name] = content
+        found[one.name] = _plain(content)
     return found
+
+
+def _plain(content: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(content, tuple):
+        return [_plain(item) for item in content]
+    if hasattr(content, "__dataclass_fields__"):
+        return operation_to_dict(content) if type(content) in get_args(Operation) else _record(content)
+    return content.value if isinstance(content, Reason) else content
 
 
 @cache
@@ -210,7 +221,8 @@ def _convert(kind: Any, value: object, where: str) -> Any:
         options = [option for option in get_args(kind) if option is not type(None)]
         return None if value is None else _convert(options[0], value, where)
     if get_origin(kind) is tuple:
-        return tuple(_integer(number, where) for number in _array(value, where))
+        items = get_args(kind)[0]
+        return tuple(_convert(items, item, where) for item in _array(value, where))
     if kind is Reason:
         try:
             return Reason(_string(value, where))
@@ -272,53 +284,3 @@ def _names(item: dict[str, Any], where: str, required: set[str], optional: set[s
     unknown = sorted(item.keys() - required - (optional or set()))
     if unknown:
         raise ValueError(f"{where}: unknown {', '.join(map(_short, unknown))}")
-
-
-# --- for people -------------------------------------------------------------------------------------------------------
-
-
-def text(operation: Operation) -> str:
-    """One line for people: "publish L3: 512 B uint8", "read P4 as r7"."""
-    match operation:
-        case Publish() | Wrap():
-            payload = operation.payload
-            layout = "" if payload.layout == "contiguous" else f", {payload.layout}"
-            verb = "publish" if isinstance(operation, Publish) else "wrap"
-            size = "x".join(map(str, payload.shape)) or "0-dim"
-            return f"{verb} L{operation.lease}: {operation.nbytes} B ({payload.dtype} {size}{layout})"
-        case Dispatch():
-            return f"dispatch L{operation.lease}"
-        case Deliver():
-            return f"deliver L{operation.lease} to rank {operation.rank} as P{operation.proxy}"
-        case Read() | Fetch():
-            verb = "begin reading" if isinstance(operation, Read) else "fetch"
-            return f"{verb} P{operation.proxy} (reader {operation.reader})"
-        case Collect():
-            return f"collect reader {operation.reader}"
-        case Release():
-            return f"release P{operation.proxy} without reading"
-        case Advance():
-            return f"run the oldest piece of {operation.stream}"
-        case Look():
-            return f"look {operation.look} at the acknowledgements"
-        case Claim():
-            return f"claim what look {operation.look} saw complete"
-        case Reclaim():
-            return "reclaim all that is retiring" if operation.wait else "reclaim what has been retired"
-        case Recycle():
-            return "recycle"
-        case Cancel() | Revoke():
-            verb = "cancel" if isinstance(operation, Cancel) else "revoke"
-            return f"{verb} L{operation.lease}" + ("" if operation.wait else " without waiting")
-        case ReleaseLease():
-            return f"release the lease handle of L{operation.lease}"
-        case Tamper():
-            return f"cancel L{operation.lease} with an altered {operation.how}"
-        case PublishUnusable():
-            return f"publish an unusable tensor ({operation.what})"
-        case Shutdown():
-            return "shut down"
-        case Construct():
-            return f"make a second pool ({operation.what})"
-        case Faulty():
-            return f"{text(operation.operation)}, driver call {operation.call} fails"

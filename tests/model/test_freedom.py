@@ -29,7 +29,7 @@ from vmmref_models.operations import Advance, Cancel, Construct, Deliver, Faulty
 def test_the_model_follows_every_free_choice(fit: str, slot_order: str, stepping: bool) -> None:
     capabilities = EVERY_CAPABILITY if stepping else EVERY_CAPABILITY - {"stepping"}
     walk = Walk(Policies(fit=fit, slot_order=slot_order, capabilities=capabilities), seed=7, stepping=stepping)
-    for _ in range(60):
+    for _ in range(90):
         walk.episode(60)
     assert walk.answers["Faulty failed"] > 60
     assert walk.monitor.exercised["PUB-3"] > 5
@@ -98,7 +98,10 @@ def test_a_failed_read_that_was_not_entered_is_retried() -> None:
     state = initial(SHAPE)
     for earlier in (wrap(1), Deliver(1, 2, 0)):
         state, _ = step(state, earlier)
-    state, _ = step(state, Faulty(Fetch(2, 3), 1), replace(FAILED, count=0), observe(state))
-    assert state.consumers.imported is None
-    _, answer = step(state, Fetch(2, 4))
-    assert answer.kind == "done"
+    shown = observe(state)
+    for imports, known in ((None, None), ((0,), False), ((1,), True)):
+        seen = replace(shown, imports=imports)
+        failed, _ = step(state, Faulty(Fetch(2, 3), 1), replace(FAILED, count=0), seen)
+        assert failed.consumers.imported == (known,)
+        _, answer = step(failed, Fetch(2, 4))
+        assert answer.kind == "done"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.model.walks import Drawer, digest, publish, shapes, wrap
+from tests.model.walks import Drawer, digest, pack, publish, shapes, wrap
 from vmmref_models import (
     Impossible,
     LeaseView,
@@ -29,13 +29,24 @@ from vmmref_models.operations import (
     DONE,
     FULL,
     Advance,
+    Attempt,
+    Borrow,
     Cancel,
+    CancelProxy,
     Claim,
     Collect,
+    Confirm,
     Construct,
+    DropImport,
+    Expire,
     Fetch,
+    Import,
+    Join,
     Operation,
+    Peek,
+    Reap,
     Recycle,
+    Release,
     Shutdown,
 )
 
@@ -98,6 +109,9 @@ BASE = observe(initial(SHAPE))
         ("ACK-1", Advance("rank:0"), {}, {"words": ((0, 1), (0, 0))}),
         ("ACK-2", Advance("rank:0"), {"words": ((0, 1), (0, 0))}, {}),
         ("CTL-2", Recycle(), {}, {"words": ((0, 0),)}),
+        ("REAP-2", Expire(), {"set_aside": (0,)}, {}),
+        ("CON-6", Recycle(), {"retiring": (0,)}, {"retiring": (0,), "set_aside": (0,)}),
+        ("HND-4", Import(0), {"imports": (1,)}, {}),
     ],
 )
 def test_a_difference_in_what_is_shown(
@@ -128,6 +142,17 @@ CLOSING = Outcome("refused", Reason.POOL_CLOSING)
         ("LIV-2", Advance("rank:0"), DONE, Outcome("failed", Reason.TIMED_OUT)),
         ("HND-1", Construct("valid"), Outcome("done", leftovers=0), Outcome("done", leftovers=2)),
         ("LIFE-5", Recycle(), Outcome("done", count=0), Outcome("failed", Reason.TIMED_OUT)),
+        ("ACK-4", Release(1), Outcome("refused", Reason.BAD_RANK), DONE),
+        ("REAP-1", Join(0), Outcome("refused", Reason.BAD_RANK), DONE),
+        ("REAP-1", Reap(), Outcome("done", count=1), Outcome("done", count=0)),
+        ("CON-6", Peek(1), Outcome("done", digest=1), Outcome("done", digest=2)),
+        ("CON-6", Borrow(1, 2), Outcome("refused", Reason.NOT_BORROWABLE), DONE),
+        ("PACK-2", pack(1, 8), Outcome("done", places=(0,)), Outcome("done", places=(8,))),
+        ("PACK-3", Confirm(1), Outcome("refused", Reason.NOT_RECONSTRUCTED), DONE),
+        ("PACK-4", CancelProxy(1), DONE, Outcome("crashed")),
+        ("HND-4", DropImport(0), Outcome("done", count=1), Outcome("done", count=0)),
+        ("BRK-2", Attempt("ask-among-bad-clients"), DONE, Outcome("crashed")),
+        ("TRN-4", Attempt("request-when-full"), Outcome("done", leftovers=0), Outcome("done", leftovers=1)),
         (
             "GEN-1",
             publish(1),
@@ -152,10 +177,14 @@ GARBAGE: dict[str, list[Any]] = {
     "generations": [None, (), (1,), (0, 2**80, -5)],
     "words": [None, (), ((),), ((1, 2, 3, 4),) * 9],
     "generations_left": [None, -1],
+    "set_aside": [None, (), (7, -1)],
+    "imports": [None, (), (5,), (0, 1, 2, 3)],
 }
 ANSWERS = [
     *(Outcome(kind, reason) for kind in ("done", "full", "refused", "failed", "crashed") for reason in (None, *Reason)),
     Outcome("done", lease=LeaseView(9, 0, -1, 7, 0), digest=1, count=-3, cached=True, leftovers=4),
+    Outcome("done", lease=LeaseView(0, 1, 256, 512, 1), places=()),
+    Outcome("done", lease=LeaseView(0, 1, 256, 512, 1), places=(0, -5, 9, 9, 9)),
 ]
 
 

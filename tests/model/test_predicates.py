@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.model.walks import digest, publish, wrap
+from tests.model.walks import digest, pack, publish, wrap
 from vmmref_models import (
     RULES,
     Kind,
@@ -27,29 +27,44 @@ from vmmref_models import (
     observe,
     step,
 )
+from vmmref_models.attempts import ATTEMPTS
 from vmmref_models.operations import (
     DONE,
     Advance,
+    Attempt,
+    Borrow,
     Cancel,
+    CancelProxy,
     Claim,
     Collect,
+    Confirm,
     Construct,
+    Crash,
     Deliver,
     Dispatch,
+    DropImport,
+    Expire,
     Faulty,
     Fetch,
+    Import,
+    Join,
     LeaseView,
     Look,
     Operation,
+    Peek,
     PublishUnusable,
     Read,
+    Reap,
     Reclaim,
     Recycle,
     Release,
+    ReleaseAs,
     ReleaseLease,
+    Return,
     Revoke,
     Shutdown,
     Tamper,
+    WrapPack,
 )
 
 SHAPE = Shape(slots=2, consumers=2, data_size=1024, generation_limit=3)
@@ -99,6 +114,14 @@ OLD = LeaseView(0, 1, 256, 512, 256)
 NEW = LeaseView(0, 2, 256, 512, 256)
 EXHAUSTED = replace(ONE_SLOT, issued=(3,))
 STALE = (wrap(1), Deliver(1, 10, 0), Revoke(1, True))
+APART = replace(SHAPE, apart=True)
+PACKED = (pack(1, 101, 64, element=4), Deliver(1, 10, 0), Deliver(1, 11, 0, 1))
+PLACED = LeaseView(0, 1, 256, 512, 168)
+LED = (wrap(1, groups=((1, 0),)), Deliver(1, 10, 0), Deliver(1, 11, 1))
+LENT = (wrap(1, borrowable=True), Deliver(1, 10, 0), Deliver(1, 11, 0))
+VIEWED = (*LENT, Borrow(10, 30))
+HALF_DEAD = (wrap(1), Deliver(1, 11, 1), Release(11), Advance("rank:1"), Crash(0))
+LATE = (wrap(1), Deliver(1, 10, 0), Expire())
 
 CASES = [
     Case("CTL-1", [], publish(1), shown=show(leases=(LeaseView(0, 1, 0, 256, 256),))),
@@ -247,6 +270,77 @@ CASES = [
     Case("ERR-2", [], PublishUnusable("empty"), Outcome("refused", Reason.UNUSABLE_TENSOR)),
 ]
 
+CASES += [
+    Case("ACK-4", LED, Fetch(10, 20), Outcome("done", digest=digest(1))),
+    Case("ACK-4", LED, Release(10), DONE),
+    Case("ACK-4", LED, Confirm(10), Outcome("refused", Reason.ALREADY_RELEASED, message="no")),
+    Case("ACK-4", LED, Release(11), Outcome("refused", Reason.BAD_RANK, message="no")),
+    Case("ACK-4", LED, ReleaseAs(11, (1,)), DONE),
+    Case("ACK-4", LED, ReleaseAs(11, ()), shown=put(0, 2, 1)),
+    Case("REC-1", LED, Recycle(), Outcome("done", count=1), show(leases=())),
+    Case("ACK-5", [*REISSUED, Look(9)], Claim(9), Outcome("done", count=1), show(retiring=(0,)), ONE_SLOT),
+    Case("PACK-1", [], PACKED[0], Outcome("done", lease=PLACED, places=(0,))),
+    Case("PACK-1", [], PACKED[0], shown=show(leases=(PLACED, PLACED))),
+    Case("PACK-1", [publish(1, 1024)], pack(2, 8), shown=show(leases=())),
+    Case("PACK-1", [], Faulty(pack(1, 8, 8), 3), FAILED, show(leases=(OLD,))),
+    Case("PACK-2", [], PACKED[0], Outcome("done", lease=PLACED, places=(0, 101))),
+    Case("PACK-2", [], PACKED[0], Outcome("done", lease=PLACED, places=(0, 100))),
+    Case("PACK-2", [], PACKED[0], Outcome("done", lease=PLACED, places=(0, 108))),
+    Case("PACK-3", PACKED, Confirm(11), DONE),
+    Case("PACK-3", [*PACKED, Fetch(10, 20)], Confirm(11), Outcome("refused", Reason.NOT_RECONSTRUCTED, message="no")),
+    Case("PACK-3", [*PACKED, Fetch(10, 20)], Fetch(11, 21), Outcome("done", digest=digest(1001))),
+    Case("PACK-3", [*PACKED, Release(10)], Fetch(11, 21), Outcome("done", digest=digest(1001))),
+    Case("PACK-3", [*PACKED, Release(10)], Release(11), shown=put(0, 2, 1)),
+    Case("PACK-4", [PACKED[0], CancelProxy(1)], CancelProxy(1, 1), Outcome("refused", Reason.INACTIVE_LEASE)),
+    Case("PACK-4", [PACKED[0], CancelProxy(1), wrap(2)], CancelProxy(1, 1), shown=show(leases=()), shape=ONE_SLOT),
+    Case("PACK-4", [PACKED[0]], CancelProxy(1), shown=show(leases=(PLACED,))),
+    Case("PACK-4", [PACKED[0], wrap(2)], CancelProxy(1), shown=show(leases=())),
+    Case("CON-1", PACKED, Fetch(11, 20), Outcome("done", digest=digest(1))),
+    Case("CON-6", READ[:-1], Borrow(10, 30), DONE),
+    Case("CON-6", LENT, Borrow(10, 30), Outcome("refused", Reason.STALE_LEASE, message="no")),
+    Case("CON-6", [*LENT, Release(11)], Borrow(10, 30), DONE),
+    Case("CON-6", [*LENT, Revoke(1, True)], Borrow(10, 30), DONE),
+    Case("CON-6", VIEWED, Fetch(11, 20), Outcome("done", digest=digest(1))),
+    Case("CON-6", VIEWED, Release(11), shown=put(0, 1, 1)),
+    Case("CON-6", VIEWED, Peek(30), Outcome("done", digest=digest(9))),
+    Case("CON-6", VIEWED, Return(30), Outcome("refused", Reason.STALE_LEASE, message="no")),
+    Case("CON-6", VIEWED, DropImport(0), Outcome("done", count=1)),
+    Case("CON-6", [Import(0)], DropImport(0), Outcome("refused", Reason.STILL_BORROWED, message="no")),
+    Case("CON-6", VIEWED, Revoke(1, True), shown=show(leases=(), retiring=())),
+    Case("CON-6", VIEWED, CancelProxy(1), shown=show(set_aside=())),
+    Case("CON-6", [*VIEWED, Revoke(1, True)], Recycle(), Outcome("done", count=1), show(leases=())),
+    Case("CON-6", LENT, Faulty(Cancel(1, True), 3), FAILED, show(leases=())),
+    Case("REAP-1", [Crash(0)], Reap(), Outcome("done", count=0), shape=APART),
+    Case("REAP-1", [wrap(1), Crash(0)], Reap(), shown=put(0, 1, 1), shape=APART),
+    Case("REAP-1", [wrap(1)], Crash(0), shown=show(leases=()), shape=APART),
+    Case("REAP-1", [Crash(0)], Join(0), DONE, shape=APART),
+    Case("REAP-1", [Crash(0), Reap()], Join(0), Outcome("refused", Reason.BAD_RANK, message="no"), shape=APART),
+    Case("REAP-1", HALF_DEAD, Recycle(), Outcome("done", count=0), show(leases=(OLD,)), APART),
+    Case("REAP-1", HALF_DEAD, Recycle(), shown=put(0, 1, 1), shape=APART),
+    Case("REAP-1", [*HALF_DEAD, Look(3)], Claim(3), Outcome("done", count=1), show(retiring=(0,)), APART),
+    Case("REAP-2", LATE[:-1], Expire(), shown=show(set_aside=())),
+    Case("REAP-2", LATE, wrap(2), shown=show(set_aside=(0, 1))),
+    Case("REAP-2", LATE, Recycle(), Outcome("done", count=1), show(leases=(), set_aside=())),
+    Case("REAP-2", LATE, Fetch(10, 20), shown=put(0, 0, 3)),
+    Case("REAP-2", LATE[:-1], Expire(), Outcome("refused", Reason.TIMED_OUT, message="no")),
+    Case("REAP-3", [*READ[:-1], Shutdown()], Fetch(10, 20), Outcome("refused", Reason.STALE_LEASE, message="no")),
+    Case("REAP-3", READ[:-1], Fetch(10, 20), Outcome("refused", Reason.PRODUCER_GONE, message="no")),
+    Case("REAP-3", [Shutdown()], Import(0), DONE),
+    Case("HND-4", [], Import(0), shown=show(imports=(2,))),
+    Case("HND-4", [], Import(0), shown=show(imports=(0,))),
+    Case("HND-4", [], Import(0), shown=show(imports=(1, 1)), shape=APART),
+    Case("HND-4", [Import(0)], DropImport(0), Outcome("done", count=0)),
+    Case("HND-4", [Import(0)], DropImport(0), shown=show(imports=(1,))),
+    Case("HND-4", [Import(0)], Crash(0), shown=show(imports=(1, 0)), shape=APART),
+    Case("HND-4", [*READ, Shutdown()], Construct("valid"), shown=show(imports=(0,))),
+    Case("TRN-2", [], Faulty(Attempt("request"), 3), replace(FAILED, leftovers=2)),
+    Case("TRN-2", [], Faulty(Attempt("request"), 3), Outcome("failed", Reason.POOL_FAILED, message="no")),
+    Case("TRN-2", [wrap(1)], Attempt("request"), shown=show(leases=())),
+]
+for what, (rule, due, _) in ATTEMPTS.items():
+    CASES.append(Case(rule, [], Attempt(what), Outcome("refused" if due.kind == "done" else "done", message="no")))
+    CASES.append(Case(rule, [], Attempt(what), replace(due, leftovers=1, message="no")))
+
 RUNS = [
     ("HND-1", Run(observe(initial(SHAPE)), initial(SHAPE), True, leftovers={"descriptors": 1})),
     ("LIV-1", Run(replace(observe(initial(SHAPE)), leases=(OLD,)), initial(SHAPE), True)),
@@ -293,6 +387,7 @@ def test_the_whole_run_rule_is_broken(rule: str, run: Run) -> None:
 
 def test_every_rule_that_can_be_judged_can_be_broken() -> None:
     judged = {name for name, rule in RULES.items() if rule.predicate or rule.run_predicate}
+    assert judged == set(RULES)
     assert {case.rule for case in CASES} | {rule for rule, _ in RUNS} == judged
 
 
@@ -308,4 +403,4 @@ def test_kinds_and_sentences() -> None:
     assert RULES["RNG-1"].kind is Kind.ALWAYS
     assert RULES["LIV-1"].kind is Kind.WHOLE_RUN
     assert RULES["GEN-1"].sentence.startswith("The first lease of a slot has generation 1;")
-    assert RULES["PACK-1"].predicate is None
+    assert RULES["PACK-3"].requires == (WrapPack,)

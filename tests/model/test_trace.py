@@ -8,11 +8,26 @@ from typing import Any
 
 import pytest
 
-from tests.model.walks import Drawer, publish, shapes, wrap
+from tests.model.walks import Drawer, pack, publish, shapes, wrap
 from vmmref_models import Outcome, Reason, Shape, initial, step
-from vmmref_models.operations import Cancel, Construct, Deliver, Faulty, Fetch, LeaseView, Operation, Recycle, Revoke
+from vmmref_models.operations import (
+    Attempt,
+    Cancel,
+    CancelProxy,
+    Construct,
+    Crash,
+    Deliver,
+    Faulty,
+    Fetch,
+    LeaseView,
+    Operation,
+    Recycle,
+    ReleaseAs,
+    Revoke,
+)
 from vmmref_models.trace import OPERATIONS, Trace, from_json, operation_from_dict, outcome_from_dict, text, to_json
 
+PACK = pack(0, 101, 64, element=4, groups=((1, 0), (2,)))
 TRACE = Trace(
     Shape(2, 1, 512, issued=(1, 2)),
     (wrap(0, 3, "transposed"), Recycle(), Faulty(Cancel(0, True), 2), Faulty(Construct("valid"), 1)),
@@ -113,6 +128,36 @@ def test_single_records() -> None:
     assert outcome_from_dict({"kind": "full", "reason": "POOL_FULL"}) == Outcome("full", Reason.POOL_FULL)
 
 
+def test_groups_packs_and_their_places_come_back_as_they_were() -> None:
+    """Fields at their default are left out, so that older programs read what is not new."""
+    made = Outcome("done", lease=LeaseView(0, 1, 256, 512, 168), places=(0, 104))
+    trace = Trace(Shape(1, 3, 512, apart=True), (PACK, ReleaseAs(3, ()), Faulty(PACK, 1)), (made, made, made))
+    assert from_json(to_json(trace)) == trace
+    document = json.loads(to_json(trace))
+    assert document["operations"][0]["groups"] == [[1, 0], [2]]
+    assert document["operations"][0]["payloads"][1] == {"dtype": "float32", "shape": [16], "seed": 0}
+    assert "groups" not in json.loads(to_json(TRACE))["operations"][0]
+    assert "part" not in json.loads(to_json(Trace(TRACE.shape, (Deliver(0, 1, 0),))))["operations"][0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"groups": [1]}, "groups: expected an array"),
+        ({"groups": [["0"]]}, "groups: expected a whole number"),
+        ({"groups": [[-1]]}, "outside 0"),
+        ({"payloads": [1]}, "payloads: expected an object"),
+        ({"payloads": {}}, "payloads: expected an array"),
+        ({"sizes": [1.5]}, "sizes: expected a whole number"),
+        ({"digests": None}, "digests: expected an array"),
+    ],
+)
+def test_other_packs_are_refused_with_a_sentence(changes: dict[str, Any], complaint: str) -> None:
+    item = {**json.loads(to_json(Trace(TRACE.shape, (PACK,))))["operations"][0], **changes}
+    with pytest.raises(ValueError, match=complaint):
+        operation_from_dict(item)
+
+
 @pytest.mark.parametrize(
     ("operation", "line"),
     [
@@ -121,6 +166,14 @@ def test_single_records() -> None:
         (Fetch(4, 7), "fetch P4 (reader 7)"),
         (Revoke(3, False), "revoke L3 without waiting"),
         (Faulty(Recycle(), 2), "recycle, driver call 2 fails"),
+        (publish(3, 9, groups=((1, 0), (2,))), "publish L3: 9 B (uint8 9), groups 1+0 2"),
+        (wrap(3, 9, borrowable=True), "wrap L3: 9 B (uint8 9), may be borrowed"),
+        (PACK, "wrap L0 as a pack: 101 B (uint8 101); 64 B (float32 16), groups 1+0 2"),
+        (Deliver(3, 4, 1, 2), "deliver L3, tensor 2 to rank 1 as P4"),
+        (ReleaseAs(4, (1, 1)), "release P4 in the name of ranks [1, 1]"),
+        (CancelProxy(3, 1), "cancel by a proxy of L3, tensor 1"),
+        (Crash(1), "kill the process of rank 1"),
+        (Attempt("ask-the-dead", 5), "beside the pool: ask-the-dead (seed 5)"),
     ],
 )
 def test_lines_for_people(operation: Operation, line: str) -> None:

@@ -1,5 +1,41 @@
 """The predicates, one file a family; importing this package registers them all."""
 
-from vmmref_models.families import ack, can, con, ctl, everywhere, gen, life, pub, rec, rng, slot
+from vmmref_models.families import (
+    ack,
+    borrow,
+    brk,
+    can,
+    con,
+    ctl,
+    everywhere,
+    gen,
+    hnd,
+    life,
+    pack,
+    pub,
+    reap,
+    rec,
+    rng,
+    slot,
+    trn,
+)
 
-__all__ = ["ack", "can", "con", "ctl", "everywhere", "gen", "life", "pub", "rec", "rng", "slot"]
+__all__ = [
+    "ack",
+    "borrow",
+    "brk",
+    "can",
+    "con",
+    "ctl",
+    "everywhere",
+    "gen",
+    "hnd",
+    "life",
+    "pack",
+    "pub",
+    "reap",
+    "rec",
+    "rng",
+    "slot",
+    "trn",
+]

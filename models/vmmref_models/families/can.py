@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vmmref_models.families.history import answer, is_open, lease_named, must_refuse, word
-from vmmref_models.operations import Cancel, LeaseView, ReleaseLease, Revoke, Tamper
+from vmmref_models.operations import Cancel, CancelProxy, LeaseView, ReleaseLease, Revoke, Tamper
 from vmmref_models.reasons import Reason
 from vmmref_models.rules import HELD, Broken, Step, Verdict, rule
 from vmmref_models.state import RETIRE_VALIDATE_MAX
@@ -18,7 +18,7 @@ def cancelling_gives_range_and_slot_back(step: Step) -> Verdict | None:
     return _ended(step, lease.view)
 
 
-@rule("CAN-2", on=(Cancel, Revoke, Tamper))
+@rule("CAN-2", on=(Cancel, Revoke, CancelProxy, Tamper))
 def cancelling_the_inactive_changes_nothing(step: Step) -> Verdict | None:
     """Cancelling what is not active (recycled, cancelled, of another pool, altered offsets) is refused and changes
     nothing.
@@ -28,18 +28,22 @@ def cancelling_the_inactive_changes_nothing(step: Step) -> Verdict | None:
         return None
     if isinstance(operation, Tamper):
         return must_refuse(step, Reason.FOREIGN_POOL if operation.how == "pool" else Reason.INACTIVE_LEASE)
+    if isinstance(operation, CancelProxy) and lease.is_pack:
+        return None  # PACK-4 says what the second time does.
     return None if step.past.is_active(lease) else must_refuse(step, Reason.INACTIVE_LEASE)
 
 
-@rule("CAN-3", on=(Cancel, Revoke), needs=("revoke",))
+@rule("CAN-3", on=(Cancel, Revoke, CancelProxy), needs=("revoke",))
 def revoking_goes_through_retire(step: Step) -> Verdict | None:
-    """Revoking a dispatched lease goes through retire: late readers get StaleLease, never other bytes (CON-5)."""
+    """Revoking a dispatched lease goes through retire: late readers get StaleLease, never other bytes (CON-5);
+    borrowable ones as CON-6 says.
+    """
     lease = lease_named(step.past, step.operation)
     if lease is None or not is_open(step) or not step.past.is_active(lease):
         return None
     if lease.token not in step.past.dispatched:
         return None
-    verdict = _ended(step, lease.view)
+    verdict = _ended(step, lease.view) if not lease.borrowable else HELD
     if isinstance(verdict, Broken) or step.after.words is None or step.policies.protocol != RETIRE_VALIDATE_MAX:
         return verdict
     ready, retired = word(step.after.words, lease.slot, 0), 2 * lease.generation + 1

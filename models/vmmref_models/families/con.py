@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from vmmref_models.families.history import (
+    PUBLISHES,
     answer,
+    bytes_wanted,
     fits,
     free_before,
     has_entered,
@@ -12,28 +14,29 @@ from vmmref_models.families.history import (
     is_open,
     is_readable,
     proxy_used,
+    speaks,
     word,
     word_name,
 )
-from vmmref_models.operations import Collect, Faulty, Fetch, Publish, Read, Wrap
+from vmmref_models.operations import Borrow, Collect, Faulty, Fetch, Read
 from vmmref_models.reasons import Reason
 from vmmref_models.rules import HELD, Broken, Step, Verdict, reachable, rule
 from vmmref_models.state import CACHED, RETIRE_VALIDATE_MAX, Lease
 
 
-@rule("CON-1", on=(Publish, Wrap, Read, Collect, Fetch))
+@rule("CON-1", on=(*PUBLISHES, Read, Collect, Fetch))
 def the_published_tensor_arrives(step: Step) -> Verdict | None:
     """The tensor that a consumer gets equals the published one: bytes, shape, dtype, for every dtype torch has, also
     0-dim and non-contiguous sources.
     """
     operation, outcome = step.operation, step.outcome
-    if isinstance(operation, Publish | Wrap):
+    if isinstance(operation, PUBLISHES):
         ranges, slots = free_before(step)
-        if outcome.kind == "crashed" and is_open(step) and slots and fits(ranges, operation.nbytes):
-            return Broken(f"{operation.payload} is published", answer(outcome))
+        if outcome.kind == "crashed" and is_open(step) and slots and fits(ranges, bytes_wanted(operation)[1]):
+            return Broken("a valid payload is published", answer(outcome))
         return None
     proxy = proxy_used(step.past, operation)
-    if proxy is None or proxy.state == CACHED or outcome.kind not in ("done", "crashed"):
+    if proxy is None or not speaks(proxy) or proxy.state == CACHED or outcome.kind not in ("done", "crashed"):
         return None
     if isinstance(operation, Read | Fetch) and (has_entered(step.past, proxy) or step.past.closed):
         return None
@@ -41,8 +44,9 @@ def the_published_tensor_arrives(step: Step) -> Verdict | None:
         return Broken("the read begins", answer(outcome)) if outcome.kind == "crashed" else None
     if not isinstance(operation, Collect | Fetch) or not is_readable(step.past, operation):
         return None
-    if outcome.kind == "crashed" or outcome.digest != proxy.lease.digest:
-        return Broken(f"digest {proxy.lease.digest:#010x} of lease {proxy.lease.view}", answer(outcome))
+    due = proxy.lease.digest_of(proxy.part)
+    if outcome.kind == "crashed" or outcome.digest != due:
+        return Broken(f"digest {due:#010x} of lease {proxy.lease.view}", answer(outcome))
     return HELD
 
 
@@ -50,14 +54,15 @@ def the_published_tensor_arrives(step: Step) -> Verdict | None:
 def asking_again_gives_the_cached_tensor(step: Step) -> Verdict | None:
     """Asking again on the same device returns the same cached tensor: no pool read, no second ack."""
     proxy, outcome = proxy_used(step.past, step.operation), step.outcome
-    if proxy is None or (proxy.state != CACHED and not outcome.cached):
+    if proxy is None or not speaks(proxy) or (proxy.state != CACHED and not outcome.cached):
         return None
     if proxy.state != CACHED:
         return Broken("a read: this copy of the proxy holds no tensor", f"{answer(outcome)} from its cache")
     if outcome.kind != "done" or not outcome.cached:
         return Broken("the cached tensor", answer(outcome))
-    if outcome.digest is not None and outcome.digest != proxy.lease.digest:
-        return Broken(f"the cached digest {proxy.lease.digest:#010x}", answer(outcome))
+    due = proxy.lease.digest_of(proxy.part)
+    if outcome.digest is not None and outcome.digest != due:
+        return Broken(f"the cached digest {due:#010x}", answer(outcome))
     changes = step.changed_words
     return Broken("no word changes", word_name(*changes[0][:2])) if changes else HELD
 
@@ -68,12 +73,12 @@ def no_read_after_release(step: Step) -> Verdict | None:
     also for every other copy of that proxy in the same rank.
     """
     proxy, outcome = proxy_used(step.past, step.operation), step.outcome
-    if proxy is None or proxy.state == CACHED or not has_entered(step.past, proxy):
+    if proxy is None or not speaks(proxy) or proxy.state == CACHED or not has_entered(step.past, proxy):
         return None
     if outcome.kind == "refused" and outcome.reason is Reason.ALREADY_RELEASED:
         return HELD
     consumers = step.past.consumers
-    unsure = not consumers.imported or proxy.rank in consumers.late
+    unsure = not consumers.imported[step.past.process_of(proxy.rank)] or proxy.rank in consumers.late
     if step.past.closed and unsure and outcome.reason is Reason.PRODUCER_GONE:
         return None  # A read failed, or the rank came late: only the pool knows whether there is an import.
     entered = consumers.tables[proxy.rank][proxy.lease.slot]
@@ -91,7 +96,7 @@ def a_failed_read_acknowledges_once(step: Step) -> Verdict | None:
     """
     operation = inner(step)
     proxy = proxy_used(step.past, operation)
-    if proxy is None or step.outcome.kind != "failed":
+    if proxy is None or not isinstance(operation, Read | Fetch | Borrow) or step.outcome.kind != "failed":
         return None
     lease, column = proxy.lease, 1 + proxy.rank
     shown = word(step.after.words, lease.slot, column) if step.policies.protocol == RETIRE_VALIDATE_MAX else None
@@ -112,7 +117,7 @@ def a_retired_lease_is_never_read(step: Step) -> Verdict | None:
     """
     operation, outcome = step.operation, step.outcome
     proxy = proxy_used(step.past, operation)
-    if proxy is None or not isinstance(operation, Collect | Fetch) or step.past.failed:
+    if proxy is None or not isinstance(operation, Collect | Fetch) or step.past.failed or not speaks(proxy):
         return None
     if isinstance(operation, Fetch) and (proxy.state == CACHED or has_entered(step.past, proxy)):
         return None
@@ -121,8 +126,9 @@ def a_retired_lease_is_never_read(step: Step) -> Verdict | None:
         return Broken(f"the bytes of {lease.view}, which is live", answer(outcome)) if is_stale else None
     if not is_stale and not _is_late_but_right(step, lease):
         return Broken(f"refused {Reason.STALE_LEASE}: {lease.view} was retired", answer(outcome))
+    own = lease if lease.borrowable else None  # CON-6: it is set aside until every reader has said that it is done.
     for change in step.changed_words:
-        if not is_due_ack(step, change, proxy.rank):
+        if not is_due_ack(step, change, proxy.rank, own):
             return Broken(f"{word_name(change[0], change[1])} stays {change[2]}", f"{change[3]}")
     return HELD
 

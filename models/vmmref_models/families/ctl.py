@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from vmmref_models.families.history import (
-    acting_column,
+    PUBLISHES,
+    acting_columns,
     answer,
     granted,
     inner,
@@ -11,7 +12,7 @@ from vmmref_models.families.history import (
     stream_of,
     word_name,
 )
-from vmmref_models.operations import Advance, Collect, Construct, Fetch, Publish, Release, Wrap
+from vmmref_models.operations import Advance, Collect, Confirm, Construct, Fetch, Release, Return
 from vmmref_models.reasons import Reason
 from vmmref_models.rules import GRANT, HELD, WORDS, Broken, Kind, Step, Verdict, rule
 from vmmref_models.state import ACK, READY, RETIRE_VALIDATE_MAX, RETIRED
@@ -31,7 +32,7 @@ def no_lease_overlaps_the_words(step: Step) -> Verdict | None:
     return HELD
 
 
-@rule("CTL-2", on=(Advance, Publish, Wrap, Fetch, Collect, Release), needs=("words",), signs=WORDS)
+@rule("CTL-2", on=(Advance, *PUBLISHES, Fetch, Collect, Release, Confirm, Return), needs=("words",), signs=WORDS)
 def one_store_changes_one_word(step: Step) -> Verdict | None:
     """Addresses are injective: ready(slot) = slot x (1 + C) x W, ack(slot, r) = ready(slot) + (1 + r) x W."""
     words, shape = step.after.words, step.shape
@@ -84,10 +85,11 @@ def one_writer_a_word(step: Step) -> Verdict | None:
     if not changes:
         return None
     operation = inner(step)
-    writable = acting_column(step.past, operation)
+    writable = acting_columns(step.past, operation)
     for slot, column, old, new in changes:
-        if column != writable:
-            party = "nobody" if writable is None else "the producer" if writable == 0 else f"rank {writable - 1}"
+        if column not in writable:
+            parties = ["the producer" if own == 0 else f"rank {own - 1}" for own in writable]
+            party = " and ".join(parties) or "nobody"
             expected = f"{party} is at work in {type(operation).__name__} and writes its own words only"
             return Broken(expected, f"{word_name(slot, column)} became {new}, was {old}")
     return HELD

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vmmref_models.families.history import answer, first_change, is_open, proxy_used, word_name
-from vmmref_models.operations import Collect, Fetch, Publish, Read, Wrap
+from vmmref_models.families.history import PUBLISHES, answer, first_change, is_open, proxy_used, word_name
+from vmmref_models.operations import Borrow, Collect, Fetch, Read
 from vmmref_models.rules import HELD, TROUBLE, Broken, Run, Step, Verdict, rule, run_rule
 
 
@@ -12,7 +12,7 @@ def a_refusal_changes_nothing(step: Step) -> Verdict | None:
     """A refused or failed operation leaves the abstract state as it was, or as its rule says."""
     if step.outcome.kind not in ("refused", "full"):
         return None
-    waits = isinstance(step.operation, Collect | Fetch)  # For its copy, and so for what its rank had queued before.
+    waits = isinstance(step.operation, Collect | Fetch | Borrow)  # And so for what its rank had queued before.
     change = first_change(step, words=not waits)
     if change is not None:
         return Broken(f"nothing changed: {answer(step.outcome)}", change)
@@ -33,8 +33,8 @@ def every_refusal_has_a_reason(step: Step) -> Verdict | None:
     if outcome.kind == "done" or outcome.kind == "full":
         return None
     if outcome.kind == "crashed":
-        if isinstance(step.operation, Publish | Wrap | Read | Collect | Fetch) and is_open(step):
-            return None  # CON-1, CON-2, CON-3, CON-5, RNG-5 or GEN-3 says which answer was due.
+        if isinstance(step.operation, (*PUBLISHES, Read, Collect, Fetch)) and is_open(step):
+            return None  # CON-1, CON-2, CON-3, CON-5, ACK-4, RNG-5 or GEN-3 says which answer was due.
         return Broken("an answer, or a refusal with a reason", answer(outcome))
     if outcome.reason is None:
         return Broken("a refusal with a reason", f"{outcome.kind} without one: {outcome.message!r}")

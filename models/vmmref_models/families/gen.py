@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vmmref_models.families.history import (
     BY_HANDLE,
+    PUBLISHES,
     answer,
     first_change,
     generations_before,
@@ -17,18 +18,7 @@ from vmmref_models.families.history import (
     proxy_used,
     word_name,
 )
-from vmmref_models.operations import (
-    Cancel,
-    Collect,
-    Fetch,
-    Publish,
-    Read,
-    Release,
-    ReleaseLease,
-    Revoke,
-    Tamper,
-    Wrap,
-)
+from vmmref_models.operations import Borrow, CancelProxy, Collect, Confirm, Fetch, Read, Release, Tamper
 from vmmref_models.reasons import Reason
 from vmmref_models.rules import BOOKS, GRANT, HELD, TROUBLE, Broken, Kind, Step, Verdict, reachable, rule
 from vmmref_models.state import Lease
@@ -50,13 +40,13 @@ def generation_is_the_next(step: Step) -> Verdict | None:
     if before is None or after is None or before == after:
         return None
     risen = [slot for slot, (old, new) in enumerate(zip(before, after, strict=False)) if new != old]
-    may_use_one = isinstance(inner(step), Publish | Wrap) and step.outcome.kind == "failed"
+    may_use_one = isinstance(inner(step), PUBLISHES) and step.outcome.kind == "failed"
     if may_use_one and len(risen) == 1 and after[risen[0]] == before[risen[0]] + 1:
         return HELD  # PUB-3: a failed publish may use up a generation.
     return Broken(f"generations {before}: nothing was leased", f"{after}")
 
 
-@rule("GEN-2", on=(Publish, Wrap), signs=GRANT)
+@rule("GEN-2", on=PUBLISHES, signs=GRANT)
 def nothing_is_issued_twice(step: Step) -> Verdict | None:
     """No (slot, generation) is issued twice in a pool's life; never 0, negative or above the limit."""
     lease, limit = granted(step), step.shape.generation_limit
@@ -77,7 +67,7 @@ def the_limit_costs_nothing(step: Step) -> Verdict | None:
     """
     limit, after = step.shape.generation_limit, step.after
     operation = step.operation
-    if isinstance(operation, Publish | Wrap) and is_open(step):
+    if isinstance(operation, PUBLISHES) and is_open(step):
         if min(generations_before(step)) >= limit:
             return must_refuse(step, Reason.GENERATION_EXHAUSTED)
         if step.outcome.reason is Reason.GENERATION_EXHAUSTED:
@@ -93,27 +83,28 @@ def the_limit_costs_nothing(step: Step) -> Verdict | None:
     return None
 
 
-@reachable("GEN-3", "last-generation", on=(Publish, Wrap), needs=("preset",))
+@reachable("GEN-3", "last-generation", on=PUBLISHES, needs=("preset",))
 def the_last_generation_was_leased(step: Step) -> Verdict | None:
     """A slot was leased under its last generation."""
     lease = granted(step)
     return HELD if lease is not None and lease.generation == step.shape.generation_limit else None
 
 
-@rule("GEN-4", on=(Cancel, Revoke, ReleaseLease, Read, Collect, Fetch, Release))
+@rule("GEN-4", on=(*BY_HANDLE, CancelProxy, Read, Collect, Fetch, Release, Confirm, Borrow))
 def an_old_handle_touches_nothing_newer(step: Step) -> Verdict | None:
     """A handle of an older generation never reads, acknowledges, cancels or releases a newer lease (ABA)."""
     lease = lease_named(step.past, step.operation)
     if lease is None or lease.generation >= step.past.allocator.generations[lease.slot]:
         return None
-    if isinstance(step.operation, BY_HANDLE):
+    if isinstance(step.operation, (*BY_HANDLE, CancelProxy)):
         return _cancels_nothing(step, lease)
     return _reads_nothing(step, lease) or _acknowledges_nothing(step, lease)
 
 
 def _cancels_nothing(step: Step, lease: Lease) -> Verdict:
     change = first_change(step)
-    if step.outcome.kind != "refused":
+    is_no_op = lease.is_pack and isinstance(step.operation, CancelProxy)  # PACK-4: done, and nothing changed.
+    if step.outcome.kind != "refused" and not (is_no_op and is_open(step)):
         newest = step.past.allocator.generations[lease.slot]
         return Broken(f"refused: slot {lease.slot} is at generation {newest}", answer(step.outcome))
     return HELD if change is None else Broken("nothing changed", change)
@@ -122,9 +113,12 @@ def _cancels_nothing(step: Step, lease: Lease) -> Verdict:
 def _reads_nothing(step: Step, lease: Lease) -> Broken | None:
     """A copy that arrived before the lease was retired is right whenever it is collected; any other is refused."""
     operation, outcome = step.operation, step.outcome
+    if isinstance(operation, Borrow) and outcome.kind == "done" and is_open(step):
+        newest = step.past.allocator.generations[lease.slot]
+        return Broken(f"refused: slot {lease.slot} is at {newest}, the proxy at {lease.generation}", answer(outcome))
     if not isinstance(operation, Fetch | Collect) or outcome.kind != "done" or outcome.cached or step.past.failed:
         return None
-    if is_readable(step.past, operation) and outcome.digest in (None, lease.digest):
+    if is_readable(step.past, operation) and outcome.digest in (None, lease.digest, *lease.digests):
         return None
     newest = step.past.allocator.generations[lease.slot]
     return Broken(f"refused: slot {lease.slot} is at {newest}, the proxy at {lease.generation}", answer(outcome))

@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
+import math
+
 from vmmref_models.observation import ALIGNMENT
 from vmmref_models.operations import (
     PUBLISH,
     RETIRE,
     Advance,
+    Borrow,
     Cancel,
+    CancelProxy,
     Claim,
     Collect,
+    Confirm,
     Dispatch,
+    DropImport,
     Faulty,
     Fetch,
+    Join,
     LeaseView,
     Look,
     Operation,
     Outcome,
+    Peek,
     Publish,
     PublishUnusable,
     Read,
+    Reap,
     Reclaim,
     Recycle,
     Release,
+    ReleaseAs,
     ReleaseLease,
+    Return,
     Revoke,
     Shutdown,
     Tamper,
     Wrap,
+    WrapPack,
 )
 from vmmref_models.reasons import Reason
-from vmmref_models.rules import HELD, Broken, Change, Step, Verdict
+from vmmref_models.rules import HELD, Broken, Change, Step, Verdict, Words
 from vmmref_models.state import ACK, RETIRE_VALIDATE_MAX, Lease, Piece, Proxy, Range, State, stream_names
 
 POOL_USES = (
@@ -46,11 +58,18 @@ POOL_USES = (
     ReleaseLease,
     Tamper,
     PublishUnusable,
+    WrapPack,
+    CancelProxy,
+    Reap,
+    Join,
 )
 """What only an open pool does; consumers and a second pool are not asked here."""
 
-TAKES_BACK = (Reclaim, Recycle, Cancel, Revoke, ReleaseLease, Shutdown)
+PUBLISHES = (Publish, Wrap, WrapPack)
+TAKES_BACK = (Reclaim, Recycle, Cancel, Revoke, CancelProxy, ReleaseLease, Shutdown)
 BY_HANDLE = (Cancel, Revoke, ReleaseLease)
+BY_PROXY = (Read, Fetch, Release, Confirm, ReleaseAs, Borrow)
+"""What a rank does with a copy of a proxy."""
 
 
 def word_name(slot: int, column: int) -> str:
@@ -82,17 +101,41 @@ def inner(step: Step) -> Operation:
 
 def proxy_used(past: State, operation: Operation) -> Proxy | None:
     """The proxy copy that a consumer's operation uses."""
-    if isinstance(operation, Read | Fetch | Release):
+    if isinstance(operation, BY_PROXY):
         return past.proxy(operation.proxy)
     if isinstance(operation, Collect):
         reader = past.reader(operation.reader)
         return past.proxy(reader.proxy) if reader is not None else None
+    if isinstance(operation, Peek | Return):
+        view = past.view(operation.view)
+        return past.proxy(view.proxy) if view is not None else None
     return None
+
+
+def speaks(proxy: Proxy) -> bool:
+    """Whether the proxy's rank acknowledges for itself or its group; else it takes no part in the lease (ACK-4)."""
+    return not proxy.lease.groups or proxy.lease.is_led_by(proxy.rank)
+
+
+def bytes_wanted(operation: Publish | Wrap | WrapPack) -> tuple[int, int]:
+    """The least and the most bytes that the lease of this operation uses: a pack may be padded (PACK-2)."""
+    if not isinstance(operation, WrapPack):
+        return operation.nbytes, operation.nbytes
+    pairs = zip(operation.payloads, operation.sizes, strict=True)
+    padding = [nbytes // max(1, math.prod(payload.shape)) - 1 for payload, nbytes in pairs]
+    return sum(operation.sizes), sum(operation.sizes) + sum(padding)
+
+
+def layouts(operation: Operation) -> tuple[str, ...]:
+    """How the sources of a publication lie in memory."""
+    if isinstance(operation, WrapPack):
+        return tuple([payload.layout for payload in operation.payloads])
+    return (operation.payload.layout,) if isinstance(operation, Publish | Wrap) else ()
 
 
 def lease_named(past: State, operation: Operation) -> Lease | None:
     """The lease whose handle or proxy an operation uses."""
-    if isinstance(operation, Cancel | Revoke | ReleaseLease | Tamper | Dispatch):
+    if isinstance(operation, Cancel | Revoke | CancelProxy | ReleaseLease | Tamper | Dispatch):
         return past.lease(operation.lease)
     proxy = proxy_used(past, operation)
     return proxy.lease if proxy is not None else None
@@ -103,14 +146,22 @@ def stream_of(past: State, operation: Advance) -> int:
     return stream_names(past.shape.consumers).index(operation.stream)
 
 
-def acting_column(past: State, operation: Operation) -> int | None:
-    """The column of words that the party at work may write (CTL-4): 0 the producer, 1 + r rank r, None nobody."""
+def acting_columns(past: State, operation: Operation) -> tuple[int, ...]:
+    """The columns of words that the party at work may write (CTL-4): 0 the producer, 1 + r rank r."""
     if isinstance(operation, Advance):
-        return 0 if operation.stream in (PUBLISH, RETIRE) else stream_of(past, operation) - 1
+        return (0,) if operation.stream in (PUBLISH, RETIRE) else (stream_of(past, operation) - 1,)
+    ranks = ranks_at_work(past, operation)
+    if ranks:
+        return tuple([1 + rank for rank in ranks])
+    return (0,) if isinstance(operation, (*POOL_USES, Shutdown)) else ()
+
+
+def ranks_at_work(past: State, operation: Operation) -> tuple[int, ...]:
+    """The ranks that a consumer's operation acts for."""
+    if isinstance(operation, DropImport):
+        return past.ranks_of(past.process_of(operation.rank))
     proxy = proxy_used(past, operation)
-    if proxy is not None:
-        return 1 + proxy.rank
-    return 0 if isinstance(operation, (*POOL_USES, Shutdown)) else None
+    return (proxy.rank,) if proxy is not None else ()
 
 
 def rank_pieces(past: State, rank: int) -> tuple[Piece, ...]:
@@ -123,14 +174,29 @@ def is_idle(past: State) -> bool:
     return not any(past.device.queues)
 
 
-def acknowledged(past: State, lease: Lease, rank: int) -> bool:
-    """Whether this rank has acknowledged exactly this lease, by the history of its stream (ACK-5)."""
-    return past.device.words[lease.slot][1 + rank] == lease.generation
+def awaited(past: State, lease: Lease, operation: Operation | None = None) -> tuple[int, ...]:
+    """The ranks whose words a lease waits for: who leads a group and is not known dead (ACK-4, REAP-1).
+
+    A whole pass counts the dead first.
+    """
+    speakers = lease.speakers(past.shape.consumers)
+    excused, dead = past.allocator.excused, past.consumers.dead if isinstance(operation, Recycle) else ()
+    if not excused and not dead:
+        return speakers
+    return tuple([rank for rank in speakers if rank not in dead and (lease.slot, rank) not in excused])
 
 
-def acknowledged_by_all(past: State, lease: Lease) -> bool:
-    """Whether every rank has acknowledged exactly this lease."""
-    return all(acknowledged(past, lease, rank) for rank in range(past.shape.consumers))
+def is_acknowledged(past: State, lease: Lease, words: Words, operation: Operation | None = None) -> bool:
+    """Whether these words show exactly this lease acknowledged by everybody whom it waits for (REC-1, ACK-5)."""
+    acks, generation = words[lease.slot][1:], lease.generation
+    if not lease.groups and not past.allocator.excused and not past.consumers.dead:
+        return all(word == generation for word in acks)
+    return all(acks[rank] == generation for rank in awaited(past, lease, operation))
+
+
+def acknowledged_by_all(step: Step, lease: Lease) -> bool:
+    """The same of the words as they were in memory before the step, by the history of the streams."""
+    return is_acknowledged(step.past, lease, step.past.device.words, inner(step))
 
 
 def possible_acks(past: State, slot: int, rank: int) -> set[int]:
@@ -172,6 +238,11 @@ def is_readable(past: State, operation: Collect | Fetch) -> bool:
     return found == 2 * proxy.lease.generation
 
 
+def is_live(past: State, lease: Lease) -> bool:
+    """Whether R says that the lease is neither unpublished nor retired."""
+    return past.device.words[lease.slot][0] == 2 * lease.generation
+
+
 def has_entered(past: State, proxy: Proxy) -> bool:
     """Whether the proxy's rank has read or released this lease, or a newer one of its slot."""
     return past.consumers.tables[proxy.rank][proxy.lease.slot] >= proxy.lease.generation
@@ -199,12 +270,26 @@ def generations_before(step: Step) -> tuple[int, ...]:
     return step.past.allocator.generations if shown is None or len(shown) != step.shape.slots else shown
 
 
+_SHOWN = (
+    "life",
+    "leases",
+    "retiring",
+    "free_ranges",
+    "free_slots",
+    "retired_slots",
+    "generations",
+    "set_aside",
+    "words",
+)
+"""What decides about leases; imports do not (HND-4)."""
+
+
 def first_change(step: Step, words: bool = True) -> str | None:
     """What the step changed of all that was shown, in words; None: nothing."""
     before, after = step.before, step.after
     if before is after or before == after:
         return None
-    for name in ("life", "leases", "retiring", "free_ranges", "free_slots", "retired_slots", "generations", "words"):
+    for name in _SHOWN:
         old, new = getattr(before, name), getattr(after, name)
         if old != new and old is not None and new is not None and (words or name != "words"):
             return f"{name.replace('_', ' ')} {old} became {new}"

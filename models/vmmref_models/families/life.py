@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from vmmref_models.families.history import POOL_USES, answer, first_change, inner
 from vmmref_models.operations import (
+    Attempt,
+    Borrow,
     Cancel,
+    CancelProxy,
     Collect,
     Construct,
     Dispatch,
+    DropImport,
     Faulty,
     Fetch,
+    Join,
+    Peek,
     PublishUnusable,
     Reclaim,
     Recycle,
@@ -18,12 +24,32 @@ from vmmref_models.operations import (
     Shutdown,
     Tamper,
     Wrap,
+    WrapPack,
 )
 from vmmref_models.reasons import Reason
 from vmmref_models.rules import HELD, TROUBLE, Broken, Run, Step, Verdict, rule, run_rule
 
-REFUSED_ANYWAY = (PublishUnusable, Tamper, Cancel, Revoke, ReleaseLease)
+REFUSED_ANYWAY = (PublishUnusable, Tamper, Cancel, Revoke, CancelProxy, ReleaseLease, Join)
 """What a closed pool has two reasons to refuse: which of them it names is its own affair."""
+
+WAITS = (
+    Dispatch,
+    Wrap,
+    WrapPack,
+    Collect,
+    Fetch,
+    Borrow,
+    Peek,
+    DropImport,
+    Reclaim,
+    Recycle,
+    Cancel,
+    Revoke,
+    CancelProxy,
+    ReleaseLease,
+    Shutdown,
+    Attempt,
+)
 
 BAD_ARGUMENTS = ("memory_size", "consumer_count", "max_inflight_slices", "recycle_interval", "below-granule")
 
@@ -94,7 +120,7 @@ def a_failed_constructor_keeps_nothing(step: Step) -> Verdict | None:
     return HELD if outcome.leftovers == 0 else Broken("nothing left behind", f"{outcome.leftovers} left behind")
 
 
-@rule("LIFE-5", on=(Dispatch, Wrap, Collect, Fetch, Reclaim, Recycle, Cancel, Revoke, ReleaseLease, Shutdown))
+@rule("LIFE-5", on=WAITS)
 def every_wait_has_an_end(step: Step) -> Verdict | None:
     """Every wait has an end: a time-out path that reports what is outstanding."""
     if step.outcome.reason is Reason.TIMED_OUT:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from vmmref_models.families.history import (
+    PUBLISHES,
     answer,
     first_change,
     granted,
     inner,
     is_open,
+    layouts,
     lease_named,
     must_refuse,
     stream_of,
@@ -29,6 +31,7 @@ from vmmref_models.operations import (
     Release,
     Revoke,
     Wrap,
+    WrapPack,
 )
 from vmmref_models.reasons import Reason
 from vmmref_models.rules import HELD, TROUBLE, WORDS, Broken, Step, Verdict, rule
@@ -65,7 +68,7 @@ def ready_follows_the_copy(step: Step) -> Verdict | None:
     return verdict
 
 
-@rule("PUB-2", on=(Dispatch, Wrap), needs=("words",), protocols=RVM)
+@rule("PUB-2", on=(Dispatch, Wrap, WrapPack), needs=("words",), protocols=RVM)
 def proxies_leave_when_ready_is_visible(step: Step) -> Verdict | None:
     """Readiness is host-published: a proxy leaves the producer when R = 2n is visible."""
     if step.outcome.kind != "done" or step.after.words is None:
@@ -85,7 +88,7 @@ def a_failed_publish_loses_nothing(step: Step) -> Verdict | None:
     """Copy or ready failed: the lease goes back only after the queued copy and the queued ready store have ended; the
     error reaches the caller; if the device state is unknown the pool is failed (LIFE-3).
     """
-    if isinstance(step.operation, Faulty) and isinstance(inner(step), Publish | Wrap):
+    if isinstance(step.operation, Faulty) and isinstance(inner(step), PUBLISHES):
         if not is_open(step) or step.outcome.kind != "failed" or step.after.life == "failed":
             return None
         return _nothing_is_lost(step)
@@ -118,7 +121,7 @@ def _nothing_is_lost(step: Step) -> Verdict:
     return HELD
 
 
-@rule("PUB-4", on=(Publish, Wrap, PublishUnusable))
+@rule("PUB-4", on=(*PUBLISHES, PublishUnusable))
 def unusable_tensors_are_refused(step: Step) -> Verdict | None:
     """Empty, wrong-device and otherwise unusable tensors are refused before anything is taken; non-contiguous ones are
     made contiguous.
@@ -129,7 +132,7 @@ def unusable_tensors_are_refused(step: Step) -> Verdict | None:
         return must_refuse(step, Reason.UNUSABLE_TENSOR)
     if step.outcome.reason is Reason.UNUSABLE_TENSOR:
         return Broken("a valid tensor is taken", answer(step.outcome))
-    if not isinstance(step.operation, Publish | Wrap) or step.operation.payload.layout == "contiguous":
+    if set(layouts(step.operation)) <= {"contiguous"}:
         return None
     return HELD if step.outcome.kind == "done" else None
 

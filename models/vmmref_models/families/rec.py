@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from vmmref_models.families.history import (
     BY_HANDLE,
+    PUBLISHES,
     TAKES_BACK,
     acknowledged_by_all,
     answer,
     first_change,
     granted,
+    is_acknowledged,
     is_idle,
     is_open,
     lease_named,
@@ -30,9 +32,9 @@ from vmmref_models.operations import (
     Recycle,
     Release,
     ReleaseLease,
+    Return,
     Revoke,
     Shutdown,
-    Wrap,
 )
 from vmmref_models.reasons import Reason
 from vmmref_models.rules import BOOKS, HELD, Broken, Change, Step, Verdict, reachable, rule
@@ -61,7 +63,7 @@ def recycled_only_when_all_have_acknowledged(step: Step) -> Verdict | None:
     verdict: Verdict | None = None
     for lease in active_leases(step.past):
         words, taken = step.past.device.words[lease.slot][1:], was_taken(step, lease)
-        complete = acknowledged_by_all(step.past, lease)
+        complete = acknowledged_by_all(step, lease)
         if taken and not complete:
             return Broken(f"{lease.view} stays: acknowledged were {words}", "it was claimed")
         if taken or (lease.generation in words and not complete):
@@ -69,7 +71,7 @@ def recycled_only_when_all_have_acknowledged(step: Step) -> Verdict | None:
     return verdict
 
 
-@reachable("REC-1", "reuse", on=(Publish, Wrap))
+@reachable("REC-1", "reuse", on=PUBLISHES)
 def a_slot_was_reused_after_all_had_acknowledged(step: Step) -> Verdict | None:
     """A slot was leased again after every rank had acknowledged its last lease."""
     lease = granted(step)
@@ -110,7 +112,7 @@ def one_party_claims(step: Step) -> Verdict | None:
     if not dropped or step.before.retiring is None or step.after.retiring is None:
         return None
     new = set(step.after.retiring) - set(step.before.retiring)
-    due = {other.slot for other in active_leases(past) if acknowledged_by_all(past, other)}
+    due = {other.slot for other in active_leases(past) if acknowledged_by_all(step, other)}
     for old in dropped:
         if old.slot in new - due:
             return Broken(f"the look at {old.view} is dropped: it is not active", f"slot {old.slot} was claimed")
@@ -124,8 +126,9 @@ def _dropped_by_look(step: Step) -> list[Lease]:
     dropped: list[Lease] = []
     for snapshot in step.past.looks:
         if snapshot.token == step.operation.look:
-            leases = [step.past.lease(token) for token in snapshot.complete]
-            dropped += [lease for lease in leases if lease is not None and not step.past.is_active(lease)]
+            seen = [lease for lease in step.past.published if lease.generation in snapshot.words[lease.slot][1:]]
+            gone = [lease for lease in seen if not step.past.is_active(lease)]
+            dropped += [lease for lease in gone if is_acknowledged(step.past, lease, snapshot.words)]
     return dropped
 
 
@@ -138,7 +141,7 @@ def an_old_look_met_a_newer_lease(step: Step) -> Verdict | None:
 
 @rule(
     "REC-4",
-    on=(Publish, Deliver, Read, Release, Look, Claim, Reclaim, Cancel, Revoke),
+    on=(Publish, Deliver, Read, Release, Return, Look, Claim, Reclaim, Cancel, Revoke),
     needs=("words", "stepping"),
 )
 def nothing_waits_without_need(step: Step) -> Verdict | None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 from vmmref_models.families.history import (
+    BY_HANDLE,
+    PUBLISHES,
+    TAKES_BACK,
     answer,
+    bytes_wanted,
     first_change,
     fits,
     free_before,
@@ -14,17 +18,7 @@ from vmmref_models.families.history import (
     is_open,
 )
 from vmmref_models.observation import ALIGNMENT
-from vmmref_models.operations import (
-    Cancel,
-    Faulty,
-    Publish,
-    Reclaim,
-    Recycle,
-    ReleaseLease,
-    Revoke,
-    Shutdown,
-    Wrap,
-)
+from vmmref_models.operations import CancelProxy, Faulty, Operation, Reclaim, Recycle, WrapPack
 from vmmref_models.reasons import Reason
 from vmmref_models.rules import BOOKS, HELD, Broken, Kind, Step, Verdict, reachable, rule
 
@@ -57,20 +51,22 @@ def leases_are_aligned(step: Step) -> Verdict | None:
         if lease.start % ALIGNMENT or lease.end % ALIGNMENT or not lease.nbytes <= size < lease.nbytes + ALIGNMENT:
             return Broken(f"multiples of {ALIGNMENT} around {lease.nbytes} B", f"[{lease.start}, {lease.end})")
     lease_now, operation = granted(step), step.operation
-    if lease_now is not None and isinstance(operation, Publish | Wrap) and lease_now.nbytes != operation.nbytes:
-        return Broken(f"a lease of {operation.nbytes} B", f"{lease_now.nbytes} B")
+    if lease_now is None or not isinstance(operation, PUBLISHES):
+        return HELD
+    least, most = bytes_wanted(operation)
+    if not least <= lease_now.nbytes <= most:
+        return Broken(f"a lease of {least}" + (f" to {most} B" if most > least else " B"), f"{lease_now.nbytes} B")
     return HELD
 
 
-@rule("RNG-3", on=(Publish, Wrap), needs=("ranges",))
+@rule("RNG-3", on=PUBLISHES, needs=("ranges",))
 def best_fit(step: Step) -> Verdict | None:
     """Best fit: the smallest free range that fits; between equals the lowest start."""
     lease, operation = granted(step), step.operation
     if step.policies.fit != "best" or lease is None or step.before.free_ranges is None:
         return None
-    if not isinstance(operation, Publish | Wrap):
-        return None
-    fitting = fits(step.before.free_ranges, operation.nbytes)
+    nbytes = lease.nbytes if isinstance(operation, WrapPack) else _nbytes(operation)
+    fitting = fits(step.before.free_ranges, nbytes)
     if not fitting:
         return Broken("full: no free range fits", answer(step.outcome))
     best = min(fitting, key=lambda free: (free[1] - free[0], free[0]))
@@ -79,16 +75,19 @@ def best_fit(step: Step) -> Verdict | None:
     return HELD
 
 
-@reachable("RNG-3", "choice", on=(Publish, Wrap), needs=("ranges",))
+def _nbytes(operation: Operation) -> int:
+    return bytes_wanted(operation)[1] if isinstance(operation, PUBLISHES) else 0
+
+
+@reachable("RNG-3", "choice", on=PUBLISHES, needs=("ranges",))
 def there_was_a_choice_of_ranges(step: Step) -> Verdict | None:
     """A lease was granted while at least two free ranges fitted."""
-    operation = step.operation
-    if granted(step) is None or step.before.free_ranges is None or not isinstance(operation, Publish | Wrap):
+    if granted(step) is None or step.before.free_ranges is None:
         return None
-    return HELD if len(fits(step.before.free_ranges, operation.nbytes)) > 1 else None
+    return HELD if len(fits(step.before.free_ranges, _nbytes(step.operation))) > 1 else None
 
 
-@rule("RNG-4", on=(Reclaim, Recycle, Cancel, Revoke, ReleaseLease, Shutdown, Faulty), needs=("ranges",), signs=BOOKS)
+@rule("RNG-4", on=(*TAKES_BACK, Faulty), needs=("ranges",), signs=BOOKS)
 def free_ranges_are_merged(step: Step) -> Verdict | None:
     """No two free ranges touch after a release, a recycle pass or a cancel."""
     free = step.after.free_ranges
@@ -100,7 +99,7 @@ def free_ranges_are_merged(step: Step) -> Verdict | None:
     return HELD
 
 
-@reachable("RNG-4", "both-neighbours", on=(Reclaim, Recycle, Cancel, Revoke, ReleaseLease), needs=("ranges",))
+@reachable("RNG-4", "both-neighbours", on=(Reclaim, Recycle, *BY_HANDLE, CancelProxy), needs=("ranges",))
 def both_neighbours_were_free(step: Step) -> Verdict | None:
     """A range came back between two free ones."""
     before, after = step.before.free_ranges, step.after.free_ranges
@@ -109,41 +108,39 @@ def both_neighbours_were_free(step: Step) -> Verdict | None:
     return HELD
 
 
-@rule("RNG-5", on=(Publish, Wrap))
+@rule("RNG-5", on=PUBLISHES)
 def no_room_is_a_normal_answer(step: Step) -> Verdict | None:
     """No room or no free slot: answered "pool full" (no lease, not an exception); nothing changed."""
     operation, outcome = step.operation, step.outcome
-    if not isinstance(operation, Publish | Wrap) or not is_open(step):
+    if not isinstance(operation, PUBLISHES) or not is_open(step):
         return None
     ranges, slots = free_before(step)
-    has_room = bool(slots) and bool(fits(ranges, operation.nbytes))
+    least, most = bytes_wanted(operation)
     if outcome.kind == "full":
-        if has_room:
-            return Broken(f"a lease of {operation.nbytes} B: free are {ranges}, slots {slots}", "full")
+        if slots and fits(ranges, most):
+            return Broken(f"a lease of {most} B: free are {ranges}, slots {slots}", "full")
         change = first_change(step)
         return HELD if change is None else Broken("full, nothing changed", change)
     if outcome.reason is Reason.GENERATION_EXHAUSTED:
         return None  # GEN-3 judges it.
-    if has_room or min(generations_before(step)) >= step.shape.generation_limit:
+    if (slots and fits(ranges, least)) or min(generations_before(step)) >= step.shape.generation_limit:
         return None
     return Broken(f"full: free are {ranges}, slots {slots}", answer(outcome))
 
 
-@reachable("RNG-5", "no-slot", on=(Publish, Wrap))
+@reachable("RNG-5", "no-slot", on=PUBLISHES)
 def there_was_room_but_no_slot(step: Step) -> Verdict | None:
     """A pool was full for want of a slot."""
-    operation = step.operation
-    if step.outcome.kind != "full" or not isinstance(operation, Publish | Wrap):
+    if step.outcome.kind != "full":
         return None
     ranges, slots = free_before(step)
-    return HELD if fits(ranges, operation.nbytes) and not slots else None
+    return HELD if fits(ranges, _nbytes(step.operation)) and not slots else None
 
 
-@reachable("RNG-5", "no-range", on=(Publish, Wrap))
+@reachable("RNG-5", "no-range", on=PUBLISHES)
 def there_was_a_slot_but_no_range(step: Step) -> Verdict | None:
     """A pool was full for want of a range."""
-    operation = step.operation
-    if step.outcome.kind != "full" or not isinstance(operation, Publish | Wrap):
+    if step.outcome.kind != "full":
         return None
     ranges, slots = free_before(step)
-    return HELD if slots and not fits(ranges, operation.nbytes) else None
+    return HELD if slots and not fits(ranges, _nbytes(step.operation)) else None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vmmref_models.families.history import granted
-from vmmref_models.operations import Publish, Reclaim, Recycle, Wrap
+from vmmref_models.families.history import PUBLISHES, granted
+from vmmref_models.operations import Reclaim, Recycle
 from vmmref_models.rules import BOOKS, GRANT, HELD, WORDS, Broken, Kind, Step, Verdict, rule
 from vmmref_models.state import RETIRE_VALIDATE_MAX
 
@@ -41,7 +41,7 @@ def a_slot_carries_one_lease(step: Step) -> Verdict | None:
     return HELD
 
 
-@rule("SLOT-3", on=(Publish, Wrap, Reclaim, Recycle), needs=("slots",), signs=BOOKS | GRANT)
+@rule("SLOT-3", on=(*PUBLISHES, Reclaim, Recycle), needs=("slots",), signs=BOOKS | GRANT)
 def slots_are_reused_in_order(step: Step) -> Verdict | None:
     """Slots are reused so that churn spreads (first in, first out): no slot ages more than needed."""
     before, after = step.before.free_slots, step.after.free_slots
