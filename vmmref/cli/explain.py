@@ -1,120 +1,230 @@
-"""`vmmref explain`: a rule in full, by its identifier or by an error message that names it."""
+"""`vmmref explain`: what a message means and what to do about it, and the rule behind it in full."""
 
 from __future__ import annotations
 
 import difflib
 import re
+import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from vmmref.cli import UsageError
+from vmmref.cli._specs import specified as specified
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vmmref.cli._messages import Message
 
 IDENTIFIER = re.compile(r"\b[A-Z]+-[0-9]+\b")
-QUOTED = re.compile(r'"([^"]{12,})"')
-"""A message in a rule's sentence; shorter quotations are words, not messages."""
-VARYING = re.compile(r"…|\{[a-z]+\}")
+SUFFIX = re.compile(r"\[([A-Z]+-[0-9]+)\]")
+"""How a message ends: the rule that was kept."""
 JUDGED = {
     "always": "judged in every state",
     "step": "judged at every operation that it speaks of",
     "reachable": "some run must reach it",
     "whole-run": "judged at the end of a run",
 }
-SHORTEST_PART = 10
-"""Characters of a part of a message that are enough to look for it."""
+LONGEST_LOG_BYTES = 4 << 20
+"""So much of a log is searched in some seconds."""
+MOST_SHOWN_CHARACTERS = 80
+"""Of what was asked for, in the sentence that says that it is not known."""
+
+
+class Answer(NamedTuple):
+    """What a question is about."""
+
+    messages: tuple[Message, ...]
+    rules: tuple[str, ...]
 
 
 def command(
-    rule: Annotated[str, typer.Argument(help="A rule, for example GEN-1; a family; an error message; a reason code.")],
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the rules as JSON.")] = None,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="WHAT",
+            help='An error message, whole or in part; a rule, for example GEN-1; a family; a reason; "-" reads a log '
+            "from the standard input.",
+        ),
+    ],
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write messages and rules as JSON.")] = None,
 ) -> None:
-    """Say what a rule demands, why, and how it is checked."""
+    """Say what a message means, its usual trigger and what to do; what a rule demands, why, and how it is checked."""
     from rich.console import Console
-    from rich.markdown import Markdown
 
+    from vmmref.cli._messages import MessagesError
     from vmmref.cli._output import check_writable, header, write_json
-    from vmmref_models import RULES
 
     check_writable(json_file, "--json")
-    found = _found(rule)
+    try:
+        answer = answer_to(_log() if words == ["-"] else " ".join(words))
+    except MessagesError as error:
+        raise UsageError(f"the installed specification is damaged: {error}") from None
     console = Console()
-    document: list[dict[str, Any]] = []
-    for identifier in found:
-        entry = RULES[identifier]
-        judged = entry.predicate is not None or entry.run_predicate is not None
-        kind = str(entry.kind) if judged else "not judged by a run yet"
-        text = specified(identifier)
-        console.print(
-            f"[bold]{entry.id} {entry.title}[/]  (level {entry.level}; {JUDGED.get(kind, kind)})", highlight=False
-        )
-        console.print(Markdown(text) if text else entry.sentence)
-        console.print()
-        document.append(
-            {"id": entry.id, "title": entry.title, "level": entry.level, "kind": kind, "sentence": entry.sentence}
-            | {"needs": list(entry.needs), "on": [operation.__name__ for operation in entry.on], "text": text}
-        )
-    write_json(json_file, {**header(), "seed": None, "seconds": 0.0, "rules": document})
+    for message in answer.messages:
+        _show_message(console, message)
+    for identifier in answer.rules:
+        _show_rule(console, identifier)
+    document = {**header(), "seed": None, "seconds": 0.0}
+    document["messages"] = [_message_record(message) for message in answer.messages]
+    document["rules"] = [_rule_record(identifier) for identifier in answer.rules]
+    write_json(json_file, document)
 
 
-def _found(asked: str) -> list[str]:
-    """The rules that a text names: one, a family, those of an error message, or those that refuse with a reason."""
+def _log() -> str:
+    """What comes through a pipe, as far as it is searched."""
+    return sys.stdin.buffer.read(LONGEST_LOG_BYTES).decode(errors="replace")
+
+
+# --- finding ----------------------------------------------------------------------------------------------------------
+
+
+def answer_to(asked: str) -> Answer:
+    """The messages and rules that a rule, family, reason code or text is about.
+
+    Raises UsageError, with the nearest that there are, for anything else.
+    """
+    from vmmref.cli._messages import found_in
     from vmmref_models import RULES
     from vmmref_models.reasons import Reason
 
     name = asked.strip().upper()
-    if name in RULES:
-        return [name]
-    family = [identifier for identifier in RULES if identifier.rsplit("-", 1)[0] == name]
-    inside = [identifier for identifier in dict.fromkeys(IDENTIFIER.findall(asked)) if identifier in RULES]
-    if family or inside:
-        return family or inside
-    quoted = [identifier for identifier in RULES if _quotes(specified(identifier), asked)]
-    if quoted:
-        return quoted
+    named = tuple(identifier for identifier in RULES if name in (identifier, _family(identifier)))
+    if named:
+        return Answer(_messages_of(named), named)
     if name in Reason.__members__:
-        refusing = re.compile(rf"^Refused with:[^\n]*(?:\n(?!\n)[^\n]*)*\b{name}\b", re.MULTILINE)
-        return [identifier for identifier in RULES if refusing.search(specified(identifier))] or _nothing(asked)
-    return _nothing(asked)
+        return _of_reasons([Reason[name]])
+    # What a message is about is said at its end; other rules in a traceback are comments of the lines that it shows.
+    suffixes = _known(SUFFIX.findall(asked))
+    found = found_in(asked)
+    if found or suffixes:
+        return Answer(found, tuple(dict.fromkeys([*suffixes, *(message.rules[0] for message in found)])))
+    inside = _known(IDENTIFIER.findall(asked))
+    if inside:
+        return Answer(_messages_of(inside), inside)
+    reasons = [reason for reason in Reason if re.search(rf"\b{reason}\b", asked) or name.replace(" ", "_") == reason]
+    if reasons:
+        return _of_reasons(reasons)
+    raise UsageError(_unknown(asked))
 
 
-def _nothing(asked: str) -> list[str]:
+def _family(identifier: str) -> str:
+    return identifier.rsplit("-", 1)[0]
+
+
+def _known(identifiers: Iterable[str]) -> tuple[str, ...]:
+    """The rules among what looks like one, each once."""
     from vmmref_models import RULES
 
-    name = asked.strip().upper()
-    families = list(dict.fromkeys(identifier.rsplit("-", 1)[0] for identifier in RULES))
-    near = difflib.get_close_matches(name, [*RULES, *families], n=4, cutoff=0.5)
+    return tuple(identifier for identifier in dict.fromkeys(identifiers) if identifier in RULES)
+
+
+def _messages_of(rules: tuple[str, ...]) -> tuple[Message, ...]:
+    """The messages that are said for one of these rules; first those that speak of nothing else first."""
+    from vmmref.cli._messages import messages
+
+    found = [message for message in messages() if not set(rules).isdisjoint(message.rules)]
+    return tuple(sorted(found, key=lambda message: message.rules[0] not in rules))
+
+
+def _of_reasons(reasons: Iterable[str]) -> Answer:
+    """The messages that have one of these reason codes, and the rules that refuse with them."""
+    from vmmref.cli._messages import messages
+    from vmmref_models import RULES
+
+    found = tuple(message for message in messages() if message.reason in reasons)
+    named = {rule for message in found for rule in message.rules}
+    refusing = re.compile(
+        rf"^(?:Refused|Failed|Answered) with:[^\n]*(?:\n(?!\n)[^\n]*)*\b(?:{'|'.join(reasons)})\b", re.MULTILINE
+    )
+    return Answer(found, tuple(rule for rule in RULES if rule in named or refusing.search(specified(rule))))
+
+
+def _unknown(asked: str) -> str:
+    """The sentence for what is not known: the nearest rules, families, reasons and messages."""
+    from vmmref.cli._messages import nearest
+    from vmmref_models import RULES
+    from vmmref_models.reasons import Reason
+
+    families = list(dict.fromkeys(map(_family, RULES)))
+    shown = " ".join(asked.split())
+    short = shown if len(shown) <= MOST_SHOWN_CHARACTERS else f"{shown[:MOST_SHOWN_CHARACTERS]}…"
+    near = difflib.get_close_matches(shown.upper(), [*RULES, *families, *Reason], n=4, cutoff=0.5)
+    near += [f'"{message.text}"' for message in nearest(asked)]
     hint = f"; near are {', '.join(near)}" if near else f"; families are {', '.join(families)}"
-    raise UsageError(f'there is no rule "{asked.strip()}"{hint}')
+    return f'there is no rule, reason or message "{short}"{hint}'
 
 
-def _quotes(text: str, asked: str) -> bool:
-    """Whether a rule's sentence quotes a message that `asked` contains, or is a part of."""
-    sentence = " ".join(text.split("\n\n", 1)[0].split())
-    asked = " ".join(asked.split())
-    for message in QUOTED.findall(sentence):
-        # What changes from one message to the next is written as "…" or in braces.
-        pattern = ".*".join(re.escape(part) for part in VARYING.split(message))
-        if re.search(pattern, asked) or (len(asked) >= SHORTEST_PART and asked in message):
-            return True
-    return False
+# --- showing ----------------------------------------------------------------------------------------------------------
 
 
-def specified(identifier: str) -> str:
-    """What the specification says below the rule's heading, as Markdown; "" where it is not installed."""
-    heading = re.compile(rf"^### {re.escape(identifier)} .*$", re.MULTILINE)
-    for folder in _folders():
-        for file in sorted(folder.glob("*.md")):
-            text = file.read_text(encoding="utf-8")
-            match = heading.search(text)
-            if match is not None:
-                body = text[match.end() :]
-                end = re.search(r"^#{1,3} ", body, re.MULTILINE)
-                return body[: end.start() if end else None].strip()
-    return ""
+def _show_message(console: Console, message: Message) -> None:
+    from rich.console import Group
+    from rich.markdown import Markdown
+    from rich.panel import Panel
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    raised = f"{message.error}, also {' and '.join(message.builtin)}" if message.error else "logged, not raised"
+    parts = [
+        f"**Meaning.** {message.meaning}",
+        f"**Usual trigger.** {message.trigger}",
+        f"**What to do.** {message.remedy}",
+        f"**Shortest sequence.** {message.sequence or 'in Python only'}",
+    ]
+    head = Text(f"{message.text}\n", style="bold")
+    above = Text(f"{message.reason}, {raised}")
+    below = Text(", ".join(message.rules))
+    body = Group(head, Markdown("\n\n".join(parts)))
+    console.print(Panel(body, title=above, title_align="left", subtitle=below, subtitle_align="right"))
+    # Below the panel and unbroken, so that it can be copied.
+    console.print(Syntax("", "python", theme="ansi_dark").highlight(message.code), soft_wrap=True)
+    console.print()
 
 
-def _folders() -> list[Path]:
-    """Where the specification lies: in the installed package, or beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    return [folder for folder in (package / "specs", package.parent / "specs") if folder.is_dir()]
+def _show_rule(console: Console, identifier: str) -> None:
+    from rich.markdown import Markdown
+
+    record = _rule_record(identifier)
+    judged = JUDGED.get(record["kind"], record["kind"])
+    console.print(f"[bold]{identifier} {record['title']}[/]  (level {record['level']}; {judged})", highlight=False)
+    console.print(Markdown(record["text"]) if record["text"] else record["sentence"])
+    console.print()
+
+
+def _message_record(message: Message) -> dict[str, Any]:
+    """A message as a JSON object."""
+    return {
+        "text": message.text,
+        "word_for_word": message.fixed,
+        "reason": message.reason.value,
+        "rules": list(message.rules),
+        "error": message.error or None,
+        "builtin": list(message.builtin),
+        "meaning": message.meaning,
+        "usual_trigger": message.trigger,
+        "what_to_do": message.remedy,
+        "shortest_sequence": message.sequence or None,
+        "code": message.code,
+    }
+
+
+def _rule_record(identifier: str) -> dict[str, Any]:
+    """A rule as a JSON object."""
+    from vmmref_models import RULES
+
+    rule = RULES[identifier]
+    judged = rule.predicate is not None or rule.run_predicate is not None
+    return {
+        "id": rule.id,
+        "title": rule.title,
+        "level": rule.level,
+        "kind": str(rule.kind) if judged else "not judged by a run yet",
+        "sentence": rule.sentence,
+        "needs": list(rule.needs),
+        "on": [operation.__name__ for operation in rule.on],
+        "text": specified(identifier),
+    }
