@@ -6,11 +6,24 @@ from dataclasses import replace
 
 from vmmref.conformance.loading import KINDS
 from vmmref.conformance.subject import CAPABILITIES, Description, Leftovers
+from vmmref_models.attempts import ATTEMPTS
 from vmmref_models.observation import Observation, Shape
-from vmmref_models.operations import Cancel, Construct, Faulty, Fetch, Operation, Outcome, Read, Recycle, Release
+from vmmref_models.operations import (
+    Attempt,
+    Borrow,
+    Cancel,
+    Construct,
+    Faulty,
+    Fetch,
+    Operation,
+    Outcome,
+    Read,
+    Recycle,
+    Release,
+)
 from vmmref_models.reasons import Reason
-from vmmref_models.state import State, initial, observe
-from vmmref_models.step import settle, step
+from vmmref_models.state import State, initial
+from vmmref_models.step import observe, settle, step
 
 CALLS = 2
 """Driver calls that every operation of this subject pretends to make, so that a fault at a later one never comes."""
@@ -44,11 +57,11 @@ class ModelSession:
         if isinstance(operation, Cancel | Recycle) and late:
             # LIFE-3: the retire store may or may not have been queued.
             return replace(self.state, failed=True), replace(outcome, reason=Reason.POOL_FAILED)
-        if isinstance(operation, Read | Fetch):
+        if isinstance(operation, Read | Fetch | Borrow):
             # CON-4: early, the rank has not entered the lease; late, it has, and has acknowledged.
             entered = settle(step(self.state, Release(operation.proxy))[0]) if late else self.state
             return entered, replace(outcome, count=int(entered.consumers.tables != self.state.consumers.tables))
-        return self.state, replace(outcome, leftovers=0 if isinstance(operation, Construct) else None)
+        return self.state, replace(outcome, leftovers=0 if isinstance(operation, Construct | Attempt) else None)
 
     def observe(self) -> Observation:
         """What the model's state shows."""
@@ -77,6 +90,7 @@ class ModelSubject:
             capabilities=self.capabilities,
             operations=KINDS,
             word_bytes=(4, 8),
+            attempts=frozenset(ATTEMPTS),
         )
 
     def open(self, shape: Shape) -> ModelSession:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,21 +9,30 @@ from typing import Any
 
 from tests.machine.model_subject import ModelSession, ModelSubject
 from vmmref.conformance.subject import Leftovers
-from vmmref_models import allocation, streams
+from vmmref_models import allocation, consuming, processes, publishing, streams, taking_back
+from vmmref_models.attempts import ATTEMPTS
 from vmmref_models.observation import Observation, Shape
 from vmmref_models.operations import (
+    Attempt,
     Cancel,
+    CancelProxy,
     Claim,
     Collect,
+    Confirm,
     Construct,
+    Crash,
     Dispatch,
+    DropImport,
+    Expire,
     Faulty,
     Fetch,
+    Import,
     Operation,
     Outcome,
     Publish,
     PublishUnusable,
     Read,
+    Reap,
     Recycle,
     Release,
     ReleaseLease,
@@ -33,13 +41,11 @@ from vmmref_models.operations import (
     Wrap,
 )
 from vmmref_models.reasons import Reason
-from vmmref_models.state import Allocator, Snapshot, State
-from vmmref_models.step import step
+from vmmref_models.state import Allocator, Lease, Snapshot, State
+from vmmref_models.step import settle, step
 from vmmref_models.streams import PUBLISH_QUEUE
 
-step_module: Any = importlib.import_module("vmmref_models.step")
-"""The module; the package shows its function of the same name instead."""
-
+Words = tuple[tuple[int, ...], ...]
 Stepped = tuple[State, Outcome]
 Change = Callable[[State, Operation, State, Outcome], Stepped]
 """From the state before, the operation, and what a right model made of it, to what the broken one makes of it."""
@@ -115,17 +121,17 @@ def _unmerged(free_ranges: tuple[tuple[int, int], ...], freed: tuple[int, int]) 
     return tuple(sorted((*free_ranges, freed)))
 
 
-def _word_counts(counts: Callable[[tuple[int, ...], int], bool]) -> Callable[[State], tuple[int, ...]]:
+def _word_counts(counts: Callable[[tuple[int, ...], int], bool]) -> Callable[[State, Words], tuple[Lease, ...]]:
     """A recycler with its own idea of when a lease is complete."""
 
-    def complete(state: State) -> tuple[int, ...]:
+    def complete(state: State, words: Words) -> tuple[Lease, ...]:
         return tuple(
-            lease.token
+            lease
             for slot, lease in enumerate(state.allocator.held)
             if lease is not None
             and slot not in state.allocator.retiring
             and lease.token in state.dispatched
-            and counts(state.device.words[slot][1:], lease.generation)
+            and counts(words[slot][1:], lease.generation)
         )
 
     return complete
@@ -154,16 +160,21 @@ def _at(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
 def _stale_look(state: State, operation: Claim) -> Stepped:
     """Claims whatever holds the slots that the look saw complete, of whichever generation."""
     snapshot = next(one for one in state.looks if one.token == operation.look)
-    slots = {lease.slot for lease in state.published if lease.token in snapshot.complete}
-    now = tuple(held.token for held in state.allocator.held if held is not None and held.slot in slots)
-    looks = tuple(Snapshot(one.token, now) if one is snapshot else one for one in state.looks)
+    words = tuple(
+        _now(held.generation, row) if held is not None else row
+        for held, row in zip(state.allocator.held, snapshot.words, strict=True)
+    )
+    looks = tuple(Snapshot(one.token, words) if one is snapshot else one for one in state.looks)
     return _right_claim(replace(state, looks=looks), operation)
 
 
-_right_claim: Callable[[State, Claim], Stepped] = step_module.claim
-_right_cancel: Callable[[State, int, bool], Stepped] = step_module.cancel
-_right_release: Callable[[State, Release], Stepped] = step_module.release
-_right_publish: Callable[[State, Publish | Wrap, Outcome | None], Stepped] = step_module.publish
+def _now(generation: int, row: tuple[int, ...]) -> tuple[int, ...]:
+    """The words of a slot that were complete for some lease, as if they had been for this one."""
+    return (row[0], *(generation for _ in row[1:])) if len(set(row[1:])) == 1 and row[1] else row
+
+
+_right_claim, _right_cancel = taking_back.claim, taking_back.cancel
+_right_release, _right_publish = consuming.release, publishing.publish
 
 
 def _cancel_by_slot(state: State, token: int, wait: bool) -> Stepped:
@@ -173,8 +184,8 @@ def _cancel_by_slot(state: State, token: int, wait: bool) -> Stepped:
     return _right_cancel(state, held.token if held is not None else token, wait)
 
 
-def _ready_before_copy(state: State, operation: Publish | Wrap, seen: Outcome | None) -> Stepped:
-    after, outcome = _right_publish(state, operation, seen)
+def _ready_before_copy(state: State, operation: Any, seen: Outcome | None, nbytes: int) -> Stepped:
+    after, outcome = _right_publish(state, operation, seen, nbytes)
     if outcome.kind != "done":
         return after, outcome
     *older, copy, ready = after.device.queues[PUBLISH_QUEUE]
@@ -222,9 +233,9 @@ def _never_stale(before: State, operation: Operation, after: State, outcome: Out
     return after, outcome
 
 
-def _release_forgets_table(state: State, operation: Release) -> Stepped:
+def _release_forgets_table(state: State, proxy: int, observed: Observation | None = None) -> Stepped:
     """Releases without entering the lease in the rank's table, so that another copy may still read."""
-    after, outcome = _right_release(state, operation)
+    after, outcome = _right_release(state, proxy, observed)
     return replace(after, consumers=replace(after.consumers, tables=state.consumers.tables)), outcome
 
 
@@ -244,7 +255,7 @@ def _group_release(before: State, operation: Operation, after: State, outcome: O
 def _freed_before_retired(state: State, wait: bool, observed: Observation | None) -> Stepped:
     """Frees what is retiring without waiting for its retire store."""
     slots = state.allocator.retiring
-    return step_module.freed(state, slots, observed), Outcome("done", count=len(slots))
+    return taking_back.freed(state, slots, observed), Outcome("done", count=len(slots))
 
 
 def _on(operations: Any, right: Outcome, wrong: Outcome) -> Change:
@@ -310,7 +321,7 @@ def _failed_publish_leaks(before: State, operation: Operation, after: State, out
     inner = operation.operation if isinstance(operation, Faulty) else None
     if not isinstance(inner, Publish | Wrap) or outcome.kind != "failed":
         return after, outcome
-    taken, _ = _right_publish(before, inner, None)
+    taken, _ = _right_publish(before, inner, None, inner.nbytes)
     return replace(after, allocator=replace(after.allocator, free_ranges=taken.allocator.free_ranges)), outcome
 
 
@@ -318,7 +329,7 @@ def _waits(before: State, operation: Operation, after: State, outcome: Outcome) 
     """A look waits for everything that is queued."""
     from vmmref_models.operations import Look
 
-    return (step_module.settle(after), outcome) if isinstance(operation, Look) else (after, outcome)
+    return (settle(after), outcome) if isinstance(operation, Look) else (after, outcome)
 
 
 def _recycled_twice(before: State, operation: Operation, after: State, outcome: Outcome) -> Stepped:
@@ -344,6 +355,60 @@ def _tampered_generation(before: State, operation: Operation, after: State, outc
     return after, outcome
 
 
+def _tried_wrongly(rule: str) -> Change:
+    """Leaves something behind in every experiment about one rule."""
+
+    def change(before: State, operation: Operation, after: State, outcome: Outcome) -> Stepped:
+        if isinstance(operation, Attempt) and ATTEMPTS[operation.what].rule == rule:
+            return after, replace(outcome, leftovers=1)
+        return after, outcome
+
+    return change
+
+
+def _half_a_pack(before: State, operation: Operation, after: State, outcome: Outcome) -> Stepped:
+    """Forgets the last tensor of a pack."""
+    if outcome.places is None or len(outcome.places) < 2:
+        return after, outcome
+    return after, replace(outcome, places=outcome.places[:-1])
+
+
+def _end_to_end(payloads: Any, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Lays the tensors of a pack out without a gap."""
+    return tuple(sum(sizes[:part]) for part in range(len(sizes))), sum(sizes)
+
+
+def _cancelled_pack_raises(before: State, operation: Operation, after: State, outcome: Outcome) -> Stepped:
+    """Refuses to cancel a pack twice."""
+    lease = before.lease(operation.lease) if isinstance(operation, CancelProxy) else None
+    if lease is None or not lease.is_pack or before.is_active(lease) or outcome.kind != "done":
+        return after, outcome
+    return after, Outcome("refused", Reason.INACTIVE_LEASE, message="no such lease")
+
+
+def _counted_at_once(state: State, operation: Crash) -> Stepped:
+    """Counts a process as dead when it dies, before any pass."""
+    after, outcome = _right_crash(state, operation)
+    return processes.reap(after)[0], outcome
+
+
+def _acknowledged_for_the_dead(before: State, operation: Operation, after: State, outcome: Outcome) -> Stepped:
+    """Writes the words of ranks whose processes were found dead."""
+    if not isinstance(operation, Reap | Recycle) or before.allocator.vacant == after.allocator.vacant:
+        return after, outcome
+    words = after.device.words
+    for lease in before.allocator.held:
+        for rank in after.allocator.vacant if lease is not None else ():
+            words = streams.stored(words, lease.slot, 1 + rank, lease.generation) if lease is not None else words
+    return replace(after, device=replace(after.device, words=words)), outcome
+
+
+def _no_deadline(before: State, operation: Operation, after: State, outcome: Outcome) -> Stepped:
+    return (before, outcome) if isinstance(operation, Expire) else (after, outcome)
+
+
+_right_crash = processes.crash
+
 _CRASH = Outcome("crashed", message="IndexError: list index out of range")
 
 
@@ -355,6 +420,9 @@ def _any(*rules: str) -> frozenset[str]:
     return frozenset(rules)
 
 
+_GONE = Outcome("refused", Reason.PRODUCER_GONE)
+_TIMED_OUT = Outcome("refused", Reason.TIMED_OUT, message="no answer")
+
 MUTANTS: dict[str, Mutant] = {
     "worst fit": Mutant(_any("RNG-3"), 6, {(allocation, "best_fit"): _worst_fit}),
     "no merge": Mutant(_any("RNG-4"), 2, {(allocation, "merged"): _unmerged}),
@@ -362,24 +430,24 @@ MUTANTS: dict[str, Mutant] = {
     "one acknowledgement too few": Mutant(
         _any("REC-1"),
         3,
-        {(step_module, "complete"): _word_counts(lambda acks, n: sum(word == n for word in acks) >= len(acks) - 1)},
+        {(taking_back, "complete"): _word_counts(lambda acks, n: sum(word == n for word in acks) >= len(acks) - 1)},
     ),
     "any acknowledgement counts": Mutant(
         _any("REC-1", "ACK-5"),
         8,
-        {(step_module, "complete"): _word_counts(lambda acks, n: all(acks))},
+        {(taking_back, "complete"): _word_counts(lambda acks, n: all(acks))},
     ),
-    "old look": Mutant(_any("REC-1", "REC-3", "GEN-4"), 9, {(step_module, "claim"): _stale_look}),
-    "cancel by slot": Mutant(_any("CAN-2", "GEN-4", "REC-6"), 4, {(step_module, "cancel"): _cancel_by_slot}),
-    "ready before copy": Mutant(_any("PUB-1"), 2, {(step_module, "publish"): _ready_before_copy}),
+    "old look": Mutant(_any("REC-1", "REC-3", "GEN-4"), 9, {(taking_back, "claim"): _stale_look}),
+    "cancel by slot": Mutant(_any("CAN-2", "GEN-4", "REC-6"), 4, {(taking_back, "cancel"): _cancel_by_slot}),
+    "ready before copy": Mutant(_any("PUB-1"), 2, {(publishing, "publish"): _ready_before_copy}),
     "acknowledged before copy-out": Mutant(_any("ACK-1", "CTL-4"), 3, change=_acknowledged_at_once),
     "words zeroed at reuse": Mutant(_any("CTL-3"), 6, change=_words_zeroed),
     "refusal loses a range": Mutant(_any("GEN-3", "ERR-1"), 1, change=_range_lost_at_limit),
     "open for ever": Mutant(_any("LIFE-2"), 2, change=_open_for_ever),
     "never stale": Mutant(_any("CON-5"), 4, change=_never_stale),
-    "release forgets its table": Mutant(_any("CON-3"), 5, {(step_module, "release"): _release_forgets_table}),
+    "release forgets its table": Mutant(_any("CON-3"), 5, {(consuming, "release"): _release_forgets_table}),
     "release for everybody": Mutant(_any("CTL-4", "ACK-3", "ACK-4"), 3, change=_group_release),
-    "freed before retired": Mutant(_any("REC-2"), 5, {(step_module, "reclaim"): _freed_before_retired}),
+    "freed before retired": Mutant(_any("REC-2"), 5, {(taking_back, "reclaim"): _freed_before_retired}),
     "slot lost": Mutant(_any("SLOT-1"), 2, {(allocation, "give_back"): _slot_lost}),
     "slots reused last in first out": Mutant(_any("SLOT-3"), 3, {(allocation, "give_back"): _last_in_first_out}),
     "R falls": Mutant(_any("CTL-6", "CTL-3"), 4, change=_retire_store_of_the_past),
@@ -439,6 +507,40 @@ MUTANTS: dict[str, Mutant] = {
         ),
     ),
     "generations left forgotten": Mutant(_any("GEN-6"), 1, show=lambda seen: replace(seen, generations_left=7)),
+    "spoken for and served": Mutant(_any("ACK-4"), 3, {(Lease, "is_led_by"): lambda lease, rank: True}),
+    "half a pack": Mutant(_any("PACK-1"), 1, change=_half_a_pack),
+    "pack end to end": Mutant(_any("PACK-2"), 1, {(publishing, "laid_out"): _end_to_end}),
+    "pack confirmed unread": Mutant(
+        _any("PACK-3"), 3, change=_on(Confirm, Outcome("refused", Reason.NOT_RECONSTRUCTED), Outcome("done"))
+    ),
+    "pack cancelled twice raises": Mutant(_any("PACK-4"), 3, change=_cancelled_pack_raises),
+    "revoke frees what is borrowed": Mutant(
+        _any("CON-6"), 2, {(taking_back, "may_be_looked_at"): lambda state, lease: False}
+    ),
+    "set aside and let go": Mutant(
+        _any("CON-6"), 3, {(taking_back, "finished"): lambda state, words: state.allocator.set_aside}
+    ),
+    "imported twice": Mutant(
+        _any("HND-4"),
+        3,
+        show=lambda seen: replace(seen, imports=tuple(2 * count for count in seen.imports)) if seen.imports else seen,
+    ),
+    "import not dropped": Mutant(
+        _any("HND-4"),
+        1,
+        change=lambda before, operation, after, outcome: (
+            after,
+            replace(outcome, count=1) if isinstance(operation, DropImport) and outcome.count == 0 else outcome,
+        ),
+    ),
+    "dead counted before a pass": Mutant(_any("REAP-1"), 4, {(processes, "crash"): _counted_at_once}),
+    "reaper acknowledges": Mutant(_any("REAP-1"), 3, change=_acknowledged_for_the_dead),
+    "no deadline": Mutant(_any("REAP-2"), 2, change=_no_deadline),
+    "gone without a word": Mutant(_any("REAP-3"), 2, change=_on((Read, Fetch, Import), _GONE, _TIMED_OUT)),
+    **{
+        f"something left of {rule}": Mutant(_any(rule), 1, change=_tried_wrongly(rule))
+        for rule in sorted({expectation.rule for expectation in ATTEMPTS.values()} - {"REAP-3"})
+    },
     "descriptor left behind": Mutant(_any("HND-1"), 1, leftovers={"descriptors": 1}),
 }
 """Every broken model by name."""

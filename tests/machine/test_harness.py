@@ -9,30 +9,41 @@ import pytest
 from tests.machine.model_subject import ModelSubject, make
 from tests.machine.mutants import make as make_mutant
 from vmmref.conformance import payloads
-from vmmref.conformance.draw import Drawer, drawable
+from vmmref.conformance.draw import Drawer
 from vmmref.conformance.failure import Failure
 from vmmref.conformance.flavours import FLAVOURS, draw_shape, usable
+from vmmref.conformance.kinds import UNRULY_ATTEMPTS, drawable
 from vmmref.conformance.machine import Findings, machine_for
 from vmmref.conformance.machine import search as search_machine
 from vmmref.conformance.report import unsupported
 from vmmref.conformance.run import Episode, Rig, replay
 from vmmref.conformance.search import Found, Plan, Search
-from vmmref.conformance.shrink import Budget, cost, renumbered, shrink
-from vmmref.conformance.walk import picker
+from vmmref.conformance.shrink import Budget, cost, shrink
+from vmmref.conformance.simpler import renumbered
+from vmmref.conformance.walk import COSTLY_EVERY, Schedule, picker
 from vmmref_models import RULES, Operation, Shape
 from vmmref_models.operations import (
+    Attempt,
+    Borrow,
     Cancel,
+    CancelProxy,
     Claim,
+    Confirm,
+    Crash,
     Deliver,
     Dispatch,
+    DropImport,
+    Expire,
     Faulty,
     Fetch,
+    Join,
     Look,
     Payload,
     Publish,
     Read,
     Recycle,
     Release,
+    ReleaseAs,
     ReleaseLease,
     Revoke,
     Tamper,
@@ -50,7 +61,7 @@ def _walked(subject: ModelSubject, episodes: int, seed: int = 0, client: str = "
 
 
 def test_right_model_breaks_nothing_and_exercises_every_rule() -> None:
-    search = _walked(make(), 500)
+    search = _walked(make(), 700)
     assert search.failures == {}
     described = make().describe()
     judged = {rule.id for rule in RULES.values() if not unsupported(rule, described)}
@@ -123,6 +134,24 @@ def test_search_goes_on_for_other_rules_and_tells_each() -> None:
     assert search.rig.operations > 1000
 
 
+def test_costly_flavours_come_seldom_and_in_turn() -> None:
+    flavours = usable(make().describe(), "any")
+    schedule = Schedule(flavours, least=1)
+    chosen = [schedule.choose(index, {"RNG-1": 1}) for index in range(2 * COSTLY_EVERY * len(flavours))]
+    costly = [flavour.name for flavour in chosen if flavour.costly]
+    assert len(costly) == len(chosen) // COSTLY_EVERY
+    assert {flavour.name for flavour in flavours} == {flavour.name for flavour in chosen}
+
+
+def test_schedule_is_content_with_fewer_exercises_where_they_cost_processes() -> None:
+    flavours = usable(make().describe(), "any")
+    schedule = Schedule(flavours, least=100)
+    deaths = next(flavour for flavour in flavours if flavour.name == "deaths")
+    schedule.learn(deaths, 100, {"REAP-1": 0, "RNG-1": 90}, {"REAP-1": 15, "RNG-1": 90})
+    assert schedule.choose(1, {"REAP-1": 15, "RNG-1": 90}) is deaths
+    assert not schedule.choose(1, {"REAP-1": 25, "RNG-1": 190}).costly
+
+
 def test_drawn_operations_are_enabled_and_spread() -> None:
     kinds: dict[str, int] = {}
     rig = Rig(make(), lambda done: None)
@@ -159,15 +188,18 @@ def _check_obligations(operations: list[Operation]) -> None:
     used: set[int] = set()
     cancelled: set[int] = set()
     for operation in operations:
-        assert not isinstance(operation, Faulty | Tamper | ReleaseLease | Revoke)
+        assert not isinstance(operation, Faulty | Tamper | ReleaseLease | Revoke | ReleaseAs | DropImport)
+        assert not isinstance(operation, Crash | Join | Expire)
+        if isinstance(operation, Attempt):
+            assert operation.what not in UNRULY_ATTEMPTS
         if isinstance(operation, Deliver):
             assert (operation.lease, operation.rank) not in delivered, "two copies for one rank"
             assert operation.lease not in cancelled, "delivered after a cancel"
             delivered.add((operation.lease, operation.rank))
-        if isinstance(operation, Read | Fetch | Release):
+        if isinstance(operation, Read | Fetch | Release | Confirm | Borrow):
             assert operation.proxy not in used, "a proxy used twice"
             used.add(operation.proxy)
-        if isinstance(operation, Cancel):
+        if isinstance(operation, Cancel | CancelProxy):
             assert all(lease != operation.lease for lease, _ in delivered), "cancelled after a delivery"
             cancelled.add(operation.lease)
 
@@ -182,6 +214,7 @@ def test_flavours_have_names_of_their_own_and_small_shapes() -> None:
             assert 1 <= shape.consumers <= 4
             assert 256 <= shape.data_size <= 4096
             assert bool(shape.issued) == flavour.near_limit
+            assert shape.apart == flavour.apart
 
 
 def test_shrinking_keeps_the_rule_and_never_grows() -> None:

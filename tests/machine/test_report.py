@@ -36,7 +36,7 @@ def test_exercised_rule_passes_and_one_never_exercised_does_not() -> None:
 @pytest.mark.parametrize(
     ("rule", "changes", "reason"),
     [
-        ("PACK-1", {}, "this check does not drive what the rule speaks of"),
+        ("PACK-1", {"operations": frozenset({"Wrap", "Fetch"})}, "the subject does not understand WrapPack"),
         ("CON-1", {"level": "A"}, "the rule is of level C, the subject declares level A"),
         ("ACK-2", {"capabilities": frozenset()}, 'the subject lacks "words": the control words can be observed'),
         ("RNG-3", {"fit": "any"}, "the subject declares a fit of its own"),
@@ -59,7 +59,7 @@ def test_rule_that_a_well_behaved_client_never_exercises() -> None:
 
 def test_exit_status() -> None:
     passed, failed = row("GEN-1"), row("GEN-1", 5, FAILURE)
-    unable, unsupported = row("GEN-1", 0), row("PACK-1")
+    unable, unsupported = row("GEN-1", 0), row("PACK-1", operations=frozenset({"Wrap"}))
     assert report.exit_status([passed, unsupported]) == 0
     assert report.exit_status([passed, failed, unable]) == 1
     assert report.exit_status([passed, unable]) == 2
@@ -74,13 +74,13 @@ def test_exit_status() -> None:
 
 
 def test_junit_takes_any_text() -> None:
-    table = [row("GEN-1", 5, FAILURE), row("GEN-2", 0), row("PACK-1"), row("RNG-1")]
+    table = [row("GEN-1", 5, FAILURE), row("GEN-2", 0), row("CON-1", level="A"), row("RNG-1")]
     details = {"GEN-1": "\n".join(failure_lines(FAILURE, RULES["GEN-1"].title, "vmmref replay x.json"))}
     suite = ElementTree.fromstring(report.as_junit(table, "a & b", 1.5, details).split("?>", 1)[1])[0]
     assert [(child.tag, child.get("name", "").split()[0], [kind.tag for kind in child]) for child in suite] == [
         ("testcase", "GEN-1", ["failure"]),
         ("testcase", "GEN-2", ["error"]),
-        ("testcase", "PACK-1", ["skipped"]),
+        ("testcase", "CON-1", ["skipped"]),
         ("testcase", "RNG-1", []),
     ]
 

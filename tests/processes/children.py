@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
+import pickle
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
@@ -15,23 +13,19 @@ import torch
 from vmmref import errors
 from vmmref.conformance import payloads
 from vmmref.conformance.cycles import held
+from vmmref.conformance.processes import Link, Process
 from vmmref.imports import close_imports
 from vmmref.pool import VmmMemoryPool
 from vmmref.proxy import TensorProxy
 
-ANSWER_SECONDS = 60.0
 GRANULE = 2 << 20
 
 
 class Child:
-    """A spawned process that answers requests one by one: (name of a method of its state, arguments)."""
+    """A process that answers requests one by one: (name of a method of its state, arguments). Both travel pickled."""
 
     def __init__(self, state: Callable[[], Any]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, state), daemon=True)
-        self.process.start()
-        theirs.close()
+        self.process = Process(f"{__name__}:serve", pickle.dumps(state).hex())
 
     def ask(self, request: str, *arguments: Any) -> Any:
         """The answer; raises what the process raised, or TimeoutError when it does not answer."""
@@ -40,22 +34,18 @@ class Child:
 
     def send(self, request: str, *arguments: Any) -> None:
         """Ask, and do not wait for the answer."""
-        self.connection.send((request, arguments))
+        self.process.link.send(pickle.dumps((request, arguments)).hex())
 
     def answer(self) -> Any:
         """The next answer."""
-        if not self.connection.poll(ANSWER_SECONDS):
-            raise TimeoutError(f"the process has not answered for {ANSWER_SECONDS} s")
-        failed, answer = self.connection.recv()
+        failed, answer = pickle.loads(bytes.fromhex(self.process.link.receive()))
         if failed:
             raise answer
         return answer
 
     def kill(self) -> None:
         """End the process without any clean-up of its own."""
-        assert self.process.pid is not None, "the process was started"
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.join(ANSWER_SECONDS)
+        self.process.kill()
 
     def __enter__(self) -> Child:
         return self
@@ -63,27 +53,21 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.connection.close()
-        self.process.join(5)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        self.process.end()
 
 
-def serve(connection: Connection, state: Callable[[], Any]) -> None:
+def serve(link: Link, state: str) -> None:
     """The process's main function: answers until the other side hangs up."""
-    served = state()
+    served = pickle.loads(bytes.fromhex(state))()
     while True:
+        request, arguments = pickle.loads(bytes.fromhex(link.receive(seconds=None)))
         try:
-            request, arguments = connection.recv()
-        except EOFError:
-            return
-        try:
-            connection.send((False, getattr(served, request)(*arguments)))
+            answer = (False, getattr(served, request)(*arguments))
         except errors.VmmRefError as error:
-            connection.send((True, Told(error)))
+            answer = (True, Told(error))
         except Exception as error:
-            connection.send((True, RuntimeError(f"{type(error).__name__}: {error}")))
+            answer = (True, RuntimeError(f"{type(error).__name__}: {error}"))
+        link.send(pickle.dumps(answer).hex())
 
 
 class Told(Exception):

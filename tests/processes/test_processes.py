@@ -280,8 +280,7 @@ def test_reap_1_a_dead_consumer_gives_its_leases_back(simulator: Simulator, hand
     """
     with VmmMemoryPool(GRANULE, "sim", 2, None, 4, handle_type=handle_type) as pool, two_ranks() as ranks:
         for number, rank in enumerate(ranks):
-            assert rank.process.pid is not None
-            pool.watch_consumer(number, rank.process.pid)
+            pool.watch_consumer(number, rank.process.process_id)
         warm = published(pool, payload("int32", 9))
         for rank in ranks:
             rank.ask("read", warm)
@@ -298,8 +297,7 @@ def test_reap_1_a_dead_consumer_gives_its_leases_back(simulator: Simulator, hand
         ranks[0].ask("read", published(pool, payload("int32", 4)))
         recycle_until(pool, 0)
         with Child(functools.partial(Rank, 1, 2)) as newcomer:
-            assert newcomer.process.pid is not None
-            pool.watch_consumer(1, newcomer.process.pid)
+            pool.watch_consumer(1, newcomer.process.process_id)
             both = published(pool, payload("int32", 5))
             ranks[0].ask("read", both)
             assert pool.recycle() == 0

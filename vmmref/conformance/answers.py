@@ -9,6 +9,8 @@ from vmmref_models import LeaseView, Observation, Outcome
 
 KINDS = frozenset({"done", "full", "refused", "failed", "crashed"})
 LIVES = frozenset({"open", "closed", "failed"})
+NUMBERS = ("retiring", "free_slots", "retired_slots", "generations", "set_aside", "imports")
+"""Parts of an observation that are tuples of numbers."""
 
 
 def what(value: object) -> str:
@@ -39,7 +41,7 @@ def observation_problem(seen: Any) -> str | None:
         return f"{what(seen)}, not an Observation"
     if seen.life not in LIVES:
         return f'an Observation whose life is "{seen.life}"; lives are {", ".join(sorted(LIVES))}'
-    for name in ("free_ranges", "leases", "retiring", "free_slots", "retired_slots", "generations", "words"):
+    for name in ("leases", "free_ranges", "words", *NUMBERS):
         value = getattr(seen, name)
         if value is not None and type(value) is not tuple:
             return f"an Observation whose {name} is {what(value)}, not a tuple"
@@ -50,7 +52,7 @@ def observation_problem(seen: Any) -> str | None:
         for entry in getattr(seen, name) or ():
             if type(entry) is not tuple or any(type(number) is not int for number in entry):
                 return f"an Observation whose {name} have {entry!r} among them, not only tuples of int"
-    for name in ("retiring", "free_slots", "retired_slots", "generations"):
+    for name in NUMBERS:
         for number in getattr(seen, name) or ():
             if type(number) is not int:
                 return f"an Observation whose {name} have {number!r} among them, not only int"

@@ -8,19 +8,19 @@ refused. At the end each process counts what it still holds.
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 from vmmref import simcuda
+from vmmref.conformance.processes import ANSWER_SECONDS, Link, Process
 from vmmref.driver.device import Device
-from vmmref.errors import AlreadyReleased
+from vmmref.errors import AlreadyReleased, VmmRefError
 from vmmref.imports import close_imports
 from vmmref.pool import VmmMemoryPool
 from vmmref.proxy import TensorProxy
@@ -30,8 +30,6 @@ LARGEST_BYTES = 4 << 10
 SLOTS = 64
 BATCH = 16
 """Proxies a message; fewer messages, and several leases under way at once."""
-ANSWER_SECONDS = 60.0
-"""A process that has not answered for so long is taken for hung (LIFE-5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +52,10 @@ class Cycles:
         return not self.wrong and not self.not_refused and not any(self.leftovers.values())
 
 
-def pattern(device: str) -> torch.Tensor:
-    """The bytes that every payload is a piece of; the same in every process."""
+def pattern(device: str, nbytes: int = PATTERN_BYTES) -> torch.Tensor:
+    """The bytes that every payload is a piece of, on a torch device; the same in every process."""
     generator = torch.Generator().manual_seed(20_011)
-    return torch.randint(0, 256, (PATTERN_BYTES,), dtype=torch.uint8, generator=generator).to(device)
+    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=generator).to(device)
 
 
 def piece(source: torch.Tensor, index: int) -> torch.Tensor:
@@ -74,66 +72,58 @@ def run(
     handle_type: str = "posix_fd",
     progress: Callable[[int], None] | None = None,
 ) -> Cycles:
-    """Run `cycles` lease cycles with `consumers` spawned processes; raises RuntimeError when one of them fails."""
-    spawn = multiprocessing.get_context("spawn")
-    links: list[tuple[Connection, Any]] = []
-    try:
-        for rank in range(consumers):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=consume, args=(theirs, device, rank, consumers), daemon=True)
-            process.start()
-            theirs.close()
-            links.append((ours, process))
-        connections = [connection for connection, _ in links]
-        for connection in connections:
-            _answer(connection)
-        return _produce(device, cycles, handle_type, connections, progress)
-    finally:
-        for connection, process in links:
-            connection.close()
-            process.join(5)
-            if process.is_alive():
-                process.kill()
-                process.join()
+    """Run `cycles` lease cycles with `consumers` processes.
+
+    Raises RuntimeError when one of them fails, TimeoutError when one hangs.
+    """
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(Process("vmmref.conformance.cycles:consume", device, rank, consumers))
+            for rank in range(consumers)
+        ]
+        for process in processes:
+            _answer(process)
+        return _produce(device, cycles, handle_type, processes, progress)
 
 
 def _produce(
-    device: str, cycles: int, handle_type: str, connections: list[Connection], progress: Callable[[int], None] | None
+    device: str, cycles: int, handle_type: str, processes: list[Process], progress: Callable[[int], None] | None
 ) -> Cycles:
-    with VmmMemoryPool(2 << 20, device, len(connections), None, SLOTS, handle_type=handle_type) as pool:
+    with VmmMemoryPool(2 << 20, device, len(processes), None, SLOTS, handle_type=handle_type) as pool:
         source = pattern("cpu" if device.startswith("sim") else device)
         started = time.monotonic()
         sent = 0
         while sent < cycles:
-            batch: list[tuple[int, bytes]] = []
+            batch: list[tuple[int, str]] = []
             while len(batch) < min(BATCH, cycles - sent):
                 proxy = pool.wrap_tensor(piece(source, sent + len(batch)))
                 if proxy is None:
                     # Full: consumers have acknowledged, or will have by the next pass.
-                    _recycle_until(pool, SLOTS // 2)
+                    recycle_until(pool, SLOTS // 2)
                     continue
-                batch.append((sent + len(batch), bytes(proxy)))
-            for connection in connections:
-                connection.send(batch)
-            for connection in connections:
-                _answer(connection)
+                batch.append((sent + len(batch), bytes(proxy).hex()))
+            for process in processes:
+                process.link.send(batch)
+            for process in processes:
+                _answer(process)
             sent += len(batch)
             pool.recycle()
             if progress is not None:
                 progress(sent)
-        _recycle_until(pool, 0)
+        recycle_until(pool, 0)
         seconds = time.monotonic() - started
-        for connection in connections:
-            connection.send(None)
-        reports = [_answer(connection) for connection in connections]
+        for process in processes:
+            process.link.send(None)
+        reports = [_answer(process) for process in processes]
         chosen = str(pool.handle_type)
     leftovers = {f"rank {rank}": report[2] for rank, report in enumerate(reports)}
     leftovers["producer"] = held()
     wrong, served = sum(report[0] for report in reports), sum(report[1] for report in reports)
-    return Cycles(cycles, len(connections), chosen, seconds, wrong, served, leftovers)
+    return Cycles(cycles, len(processes), chosen, seconds, wrong, served, leftovers)
 
 
-def _recycle_until(pool: VmmMemoryPool, most: int) -> None:
+def recycle_until(pool: VmmMemoryPool, most: int) -> None:
+    """Passes until at most so many leases are out; raises RuntimeError when that takes too long."""
     deadline = time.monotonic() + ANSWER_SECONDS
     while pool.active_lease_count > most:
         pool.recycle()
@@ -141,38 +131,33 @@ def _recycle_until(pool: VmmMemoryPool, most: int) -> None:
             raise RuntimeError(f"{pool.active_lease_count} leases were not acknowledged within {ANSWER_SECONDS} s")
 
 
-def _answer(connection: Connection) -> Any:
-    if not connection.poll(ANSWER_SECONDS):
-        raise RuntimeError(f"a consumer process has not answered for {ANSWER_SECONDS} s")
-    try:
-        answer = connection.recv()
-    except EOFError:
-        raise RuntimeError("a consumer process has died") from None
+def _answer(process: Process) -> Any:
+    answer = process.link.receive()
     if isinstance(answer, str):
         raise RuntimeError(f"a consumer process failed: {answer}")
     return answer
 
 
-def consume(connection: Connection, device: str, rank: int, consumers: int) -> None:
-    """The consumer process of one rank: answers each batch, and at the end (wrong, served twice, leftovers)."""
+def consume(link: Link, device: str, rank: int, consumers: int) -> None:
+    """The consumer process of one rank: answers each batch, and at the end [wrong, served twice, leftovers]."""
     try:
         opened = Device(device)
         source = pattern(opened.torch_device)
         opened.close()
-        connection.send(True)
+        link.send(True)
         wrong = served = 0
-        while (batch := connection.recv()) is not None:
-            for index, data in batch:
+        while (batch := link.receive(seconds=None)) is not None:
+            for index, form in batch:
+                data = bytes.fromhex(form)
                 tensor = TensorProxy.from_bytes(data).reconstruct_on_target_device(device, consumers, rank)
                 wrong += not torch.equal(tensor, piece(source, index))
                 if index % 10 == 0:
                     served += _serves_again(data, device, consumers, rank)
-            connection.send(True)
+            link.send(True)
         close_imports()
-        connection.send((wrong, served, held()))
-    except BaseException as error:
-        connection.send(f"{type(error).__name__}: {error}")
-        raise
+        link.send([wrong, served, held()])
+    except (VmmRefError, RuntimeError) as error:
+        link.send(f"{type(error).__name__}: {error}")
 
 
 def _serves_again(data: bytes, device: str, consumers: int, rank: int) -> bool:

@@ -8,144 +8,67 @@ weights of the episode's flavour.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
-from vmmref.conformance import payloads
+from vmmref.conformance.deck import dealt, deck, small_cards
 from vmmref.conformance.flavours import BASIC, Flavour, Pick
+from vmmref.conformance.kinds import ALTERED, CONSTRUCTS, FAULTY, MOST_CALLS, UNUSABLE, attempts, drawable
 from vmmref.conformance.subject import Description
 from vmmref.conformance.tokens import Tokens
-from vmmref_models.observation import ALIGNMENT, Shape
+from vmmref_models.observation import Shape
 from vmmref_models.operations import (
     Advance,
+    Attempt,
+    Borrow,
     Cancel,
+    CancelProxy,
     Claim,
     Collect,
+    Confirm,
     Construct,
+    Crash,
     Deliver,
     Dispatch,
+    DropImport,
+    Expire,
     Faulty,
     Fetch,
+    Groups,
+    Import,
+    Join,
     Look,
     Operation,
     Payload,
+    Peek,
     Publish,
     PublishUnusable,
     Read,
+    Reap,
     Reclaim,
     Recycle,
     Release,
+    ReleaseAs,
     ReleaseLease,
+    Return,
     Revoke,
     Shutdown,
     Tamper,
     Wrap,
+    WrapPack,
 )
-from vmmref_models.state import State
+from vmmref_models.state import Lease, State
 from vmmref_models.step import enabled, runnable
-
-CONSTRUCTS: tuple[str, ...] = (
-    "valid",
-    "memory_size",
-    "consumer_count",
-    "max_inflight_slices",
-    "recycle_interval",
-    "below-granule",
-    "control-only",
-    "backing-dtype",
-    "backing-size",
-    "backing-strided",
-)
-UNUSABLE: tuple[str, ...] = ("empty", "wrong-device")
-ALTERED: tuple[str, ...] = ("generation", "offset", "pool")
-
-SPLIT: frozenset[str] = frozenset({"Publish", "Dispatch", "Read", "Collect", "Look", "Claim", "Reclaim"})
-"""Operations that only a subject with the capability "split" is asked for."""
-
-CAPABILITY_OF: dict[str, str] = {
-    **dict.fromkeys(SPLIT, "split"),
-    "Advance": "stepping",
-    "Faulty": "faults",
-    "Revoke": "revoke",
-    "ReleaseLease": "release-lease",
-    "Tamper": "tamper",
-}
-FAULTY: tuple[str, ...] = ("Wrap", "Fetch", "Recycle", "Cancel", "Construct", "Publish", "Read")
-"""Kinds that may be done with a failing driver call."""
-
-UNRULY: frozenset[str] = frozenset({"Faulty", "Tamper", "ReleaseLease", "Revoke"})
-"""What a client that keeps the environment obligations never does."""
 
 SEEDS = 17
 """Payloads of neighbouring leases differ, and yet come from a cache."""
-MOST_CALLS: dict[str, int] = {
-    "Publish": 6,
-    "Wrap": 9,
-    "Recycle": 9,
-    "Cancel": 10,
-    "Read": 20,
-    "Fetch": 26,
-    "Construct": 20,
-}
-"""Largest number of the driver call that is made to fail, by operation. A rank's first read imports the pool; a pool
-that was made is closed again, whose calls are not meant (LIFE-4)."""
+ATTEMPT_SEEDS = 1000
+MOST_PARTS = 5
+"""Tensors of one pack."""
 MOST_LOOKS = 3
+MOST_VIEWS = 4
 TRIES = 24
 """Choices of a kind before `next` falls back on one that is always possible."""
 RECENT = 12
 """Old handles are drawn among this many of the latest."""
-
-
-def drawable(description: Description, client: str) -> frozenset[str]:
-    """Kinds of operations that this subject can be asked for by this client."""
-    kinds = {
-        kind
-        for kind in {*BASIC, "Construct", "Faulty", "Shutdown"}
-        if CAPABILITY_OF.get(kind, "") in {"", *description.capabilities}
-        and (kind in description.operations or kind in {"Advance", "Faulty"})
-    }
-    return frozenset(kinds - UNRULY if client == "well-behaved" else kinds)
-
-
-@lru_cache(maxsize=256)
-def deck(dtypes: tuple[str, ...], data_size: int, whole: bool, ordinary: bool = False) -> tuple[Payload, ...]:
-    """Payloads without seeds, simplest first, for a data area: some smaller, some that fill it, one that never fits.
-
-    `whole` deals every dtype in every layout, 0-dim too; otherwise sizes count most.
-    `ordinary` leaves out 0-dim tensors and strided ones with a dimension of one element, which torch calls contiguous.
-    """
-    units = data_size // ALIGNMENT
-    bytes_wide = next((dtype for dtype in dtypes if payloads.element_bytes(dtype) == 1), dtypes[0])
-    size = payloads.element_bytes(bytes_wide)
-    lengths = [1, ALIGNMENT, ALIGNMENT + size, ALIGNMENT // 2 * 3]
-    lengths += [n * ALIGNMENT for n in range(2, units + 2)] if units <= 6 else [data_size // 4, data_size // 2]
-    lengths += [data_size, data_size - size, data_size + size]
-    sized = [Payload(bytes_wide, (max(1, length // size),), 0) for length in lengths]
-    typed = [
-        _shaped(dtype, shape, layout)
-        for dtype in dtypes
-        for shape in _shapes(data_size)
-        for layout in payloads.LAYOUTS
-        if not ordinary or (shape and not (layout == "transposed" and 1 in shape))
-    ]
-    fitting = [payload for payload in dict.fromkeys(typed) if payloads.nbytes(payload) <= data_size + ALIGNMENT]
-    return tuple(dict.fromkeys([*sized[:1], *fitting])) if whole else (*sized, *fitting[:: max(1, len(fitting) // 6)])
-
-
-def _shapes(data_size: int) -> tuple[tuple[int, ...], ...]:
-    return ((), (1,), (3,), (2, 3), (3, 1, 5), (8, 8), (2, 3, 2, 7), (data_size // 16, 2))
-
-
-def _shaped(dtype: str, shape: tuple[int, ...], layout: str) -> Payload:
-    return Payload(dtype, shape, 0, layout if len(shape) > (layout == "transposed") or shape == (3,) else "contiguous")
-
-
-@lru_cache(maxsize=16384)
-def _dealt(
-    dtypes: tuple[str, ...], data_size: int, whole: bool, ordinary: bool, index: int, seed: int
-) -> tuple[Payload, int, int]:
-    plain = deck(dtypes, data_size, whole, ordinary)[index]
-    payload = Payload(plain.dtype, plain.shape, seed, plain.layout)
-    return payload, payloads.nbytes(payload), payloads.expected_digest(payload)
 
 
 class Drawer:
@@ -159,7 +82,12 @@ class Drawer:
         self.well_behaved = client == "well-behaved"
         self.split = "split" in description.capabilities
         self.dtypes = description.payload_dtypes
-        self.cards = len(deck(self.dtypes, shape.data_size, flavour.whole_dtypes, self.well_behaved))
+        chosen = (self.dtypes, shape.data_size, flavour.whole_dtypes, self.well_behaved)
+        self.cards, self.small_cards = len(deck(*chosen)), small_cards(*chosen)
+        self.grouped = flavour.grouped if shape.consumers > 1 and "groups" in description.capabilities else 0
+        self.borrowable = flavour.borrowable if "borrow" in description.capabilities else 0
+        possible = attempts(description, client)
+        self.attempts = tuple(what for what in flavour.attempts if what in possible)
         self.tokens = tokens
         self.state: State | None = None
         self.kinds = drawable(description, client)
@@ -169,12 +97,22 @@ class Drawer:
         self.builders: dict[str, Callable[[Pick], Operation | None]] = {
             "Publish": self._publish,
             "Wrap": self._wrap,
+            "WrapPack": self._wrap_pack,
             "Dispatch": self._dispatch,
             "Deliver": self._deliver,
             "Read": self._read,
             "Fetch": self._fetch,
             "Collect": self._collect,
             "Release": self._release,
+            "Confirm": self._confirm,
+            "ReleaseAs": self._release_as,
+            "Borrow": self._borrow,
+            "Peek": self._peek,
+            "Return": self._return,
+            "Import": self._import,
+            "DropImport": self._drop_import,
+            "Crash": self._crash,
+            "Join": self._join,
             "Advance": self._advance,
             "Look": self._look,
             "Claim": self._claim,
@@ -182,11 +120,15 @@ class Drawer:
             "Recycle": lambda pick: Recycle(),
             "Cancel": self._cancel,
             "Revoke": self._revoke,
+            "CancelProxy": self._cancel_proxy,
             "ReleaseLease": self._release_lease,
+            "Expire": lambda pick: Expire(),
+            "Reap": lambda pick: Reap(),
             "Tamper": self._tamper,
             "PublishUnusable": lambda pick: PublishUnusable(UNUSABLE[pick(len(UNUSABLE))]),
             "Shutdown": lambda pick: Shutdown(),
             "Construct": lambda pick: Construct(CONSTRUCTS[pick(len(CONSTRUCTS))]),
+            "Attempt": self._attempt,
             "Faulty": self._faulty,
         }
 
@@ -213,12 +155,18 @@ class Drawer:
         match kind:
             case "Dispatch":
                 return bool(tokens.waiting)
-            case "Deliver":
+            case "Deliver" | "CancelProxy":
                 return bool(tokens.dispatched)
-            case "Read" | "Fetch" | "Release":
+            case "Read" | "Fetch" | "Release" | "Confirm":
                 return bool(tokens.fresh if self.well_behaved else tokens.copies)
+            case "ReleaseAs":
+                return bool(tokens.copies)
+            case "Borrow":
+                return bool(self.borrowable and tokens.copies)
             case "Collect":
                 return bool(tokens.readers)
+            case "Peek" | "Return":
+                return bool(tokens.views)
             case "Look":
                 return len(tokens.looks) < MOST_LOOKS
             case "Claim":
@@ -227,23 +175,53 @@ class Drawer:
                 return bool(tokens.waiting or tokens.dispatched)
             case "Advance":
                 return self.state is not None and any(self.state.device.queues)
+            case "Crash" | "Join" | "Reap":
+                return self.shape.apart
+            case "Attempt":
+                return bool(self.attempts)
             case _:
                 return True
 
     # What a producer does
 
-    def _payload(self, pick: Pick, token: int) -> tuple[Payload, int, int]:
-        index = pick(self.cards)
+    def _payload(self, index: int, token: int) -> tuple[Payload, int, int]:
         whole, ordinary = self.flavour.whole_dtypes, self.well_behaved
-        return _dealt(self.dtypes, self.shape.data_size, whole, ordinary, index, token % SEEDS)
+        return dealt(self.dtypes, self.shape.data_size, whole, ordinary, index, token % SEEDS)
 
     def _publish(self, pick: Pick) -> Publish:
         token = self.tokens.new()
-        return Publish(token, *self._payload(pick, token))
+        payload = self._payload(pick(self.cards), token)
+        return Publish(token, *payload, borrowable=self._may_be_borrowed(pick), groups=self._groups(pick))
 
     def _wrap(self, pick: Pick) -> Wrap:
         token = self.tokens.new()
-        return Wrap(token, *self._payload(pick, token))
+        payload = self._payload(pick(self.cards), token)
+        return Wrap(token, *payload, borrowable=self._may_be_borrowed(pick), groups=self._groups(pick))
+
+    def _wrap_pack(self, pick: Pick) -> WrapPack:
+        """Mostly of tensors that fit together, sometimes of any."""
+        token = self.tokens.new()
+        cards = self.small_cards if pick(8) < 7 else range(self.cards)
+        numbers = range(1 + pick(MOST_PARTS))
+        parts = [self._payload(cards[pick(len(cards))], token + number) for number in numbers]
+        tensors, sizes, digests = zip(*parts, strict=True)
+        return WrapPack(token, tensors, sizes, digests, self._groups(pick))
+
+    def _may_be_borrowed(self, pick: Pick) -> bool:
+        return bool(self.borrowable) and pick(16) + self.borrowable >= 16
+
+    def _groups(self, pick: Pick) -> Groups:
+        """Each rank alone, or the ranks in any groups, of which any rank may be the leader."""
+        if not self.grouped or pick(16) + self.grouped < 16:
+            return ()
+        groups: list[list[int]] = []
+        for rank in range(self.shape.consumers):
+            place = pick(len(groups) + 1)
+            if place == len(groups):
+                groups.append([rank])
+            else:
+                groups[place].insert(0 if pick(2) else len(groups[place]), rank)
+        return tuple(tuple(group) for group in groups)
 
     def _dispatch(self, pick: Pick) -> Dispatch | None:
         waiting = self.tokens.waiting
@@ -270,6 +248,13 @@ class Drawer:
         token = self._handle(pick)
         return None if token is None else Revoke(token, wait=not self.split or pick(2) == 0)
 
+    def _cancel_proxy(self, pick: Pick) -> CancelProxy | None:
+        token = self._handle(pick)
+        if token is None:
+            return None
+        parts = next((lease.parts for lease in self.tokens.dispatched if lease.token == token), 1)
+        return CancelProxy(token, pick(parts))
+
     def _release_lease(self, pick: Pick) -> ReleaseLease | None:
         token = self._handle(pick)
         return None if token is None else ReleaseLease(token)
@@ -294,11 +279,12 @@ class Drawer:
             owing = [lease for lease in owing if lease.token not in tokens.cancelled]
         if owing and (self.well_behaved or pick(16) + self.flavour.stale < 16):
             lease = owing[pick(len(owing))]
-            return Deliver(lease.token, tokens.new(), lease.owed[pick(len(lease.owed))])
+            return Deliver(lease.token, tokens.new(), lease.owed[pick(len(lease.owed))], _one_of(lease.parts, pick))
         if self.well_behaved or not tokens.dispatched:
             return None
         recent = tokens.dispatched[-RECENT:]
-        return Deliver(recent[pick(len(recent))].token, tokens.new(), pick(self.shape.consumers))
+        lease = recent[pick(len(recent))]
+        return Deliver(lease.token, tokens.new(), pick(self.shape.consumers), _one_of(lease.parts, pick))
 
     def _proxy(self, pick: Pick) -> int | None:
         tokens = self.tokens
@@ -319,11 +305,74 @@ class Drawer:
 
     def _collect(self, pick: Pick) -> Collect | None:
         readers = self.tokens.readers
-        return Collect(readers[pick(len(readers))]) if readers else None
+        return Collect(readers[pick(len(readers))].token) if readers else None
 
     def _release(self, pick: Pick) -> Release | None:
         proxy = self._proxy(pick)
         return None if proxy is None else Release(proxy)
+
+    def _confirm(self, pick: Pick) -> Confirm | None:
+        proxy = self._proxy(pick)
+        lease = self._lease_of(proxy)
+        if proxy is None or lease is None or (self.well_behaved and lease.is_pack):
+            # A pack is confirmed after it was read: by a copy that was used before.
+            return None
+        return Confirm(proxy)
+
+    def _lease_of(self, proxy: int | None) -> Lease | None:
+        known = self.state.proxy(proxy) if self.state is not None and proxy is not None else None
+        return None if known is None else known.lease
+
+    def _release_as(self, pick: Pick) -> ReleaseAs | None:
+        """Ranks that are no group which the lease waits for: none, one twice, unknown ones, a part, more, another
+        leader."""
+        proxy = self._proxy(pick)
+        known = self.state.proxy(proxy) if self.state is not None and proxy is not None else None
+        if known is None:
+            return None
+        rank, consumers = known.rank, self.shape.consumers
+        group = next((group for group in known.lease.groups if rank in group), (rank,))
+        others = tuple(other for other in range(consumers) if other not in group)
+        wrong = ((), (rank, rank), (consumers,), (rank, consumers + 1), group[:-1], group[1:] + group[:1],
+                 group + others[:1], (*group, group[0]), others)  # fmt: skip
+        return ReleaseAs(known.token, wrong[pick(len(wrong))])
+
+    def _borrow(self, pick: Pick) -> Borrow | None:
+        proxy = self._proxy(pick) if len(self.tokens.views) < MOST_VIEWS else None
+        lease = self._lease_of(proxy)
+        if proxy is None or lease is None or (self.well_behaved and not lease.borrowable):
+            return None
+        return Borrow(proxy, self.tokens.new())
+
+    def _peek(self, pick: Pick) -> Peek | None:
+        views = self.tokens.views
+        return Peek(views[pick(len(views))].token) if views else None
+
+    def _return(self, pick: Pick) -> Return | None:
+        views = self.tokens.views
+        return Return(views[pick(len(views))].token) if views else None
+
+    # What their processes do
+
+    def _import(self, pick: Pick) -> Import:
+        return Import(pick(self.shape.consumers))
+
+    def _drop_import(self, pick: Pick) -> DropImport:
+        return DropImport(pick(self.shape.consumers))
+
+    def _crash(self, pick: Pick) -> Crash | None:
+        return Crash(pick(self.shape.consumers)) if self.shape.apart else None
+
+    def _join(self, pick: Pick) -> Join | None:
+        dead = self.state.consumers.dead if self.state is not None else ()
+        return Join(dead[pick(len(dead))]) if dead else None
+
+    # What goes on beside the pool
+
+    def _attempt(self, pick: Pick) -> Attempt | None:
+        if not self.attempts:
+            return None
+        return Attempt(self.attempts[pick(len(self.attempts))], pick(ATTEMPT_SEEDS))
 
     # What the device and its driver do
 
@@ -340,9 +389,17 @@ class Drawer:
             # A fault wants empty streams; emptying them is the way there.
             return self._advance(pick)
         kind = self.faulty_kinds[pick(len(self.faulty_kinds))]
-        # A constructor that is refused makes few calls or none.
-        inner = Construct("valid") if kind == "Construct" and pick(4) else self.build(kind, pick)
-        if not isinstance(inner, Publish | Wrap | Read | Fetch | Recycle | Cancel | Construct):
+        # A constructor that is refused makes few calls or none; of the experiments one is done with a failing call.
+        plain = {"Construct": Construct("valid"), "Attempt": Attempt("request", pick(ATTEMPT_SEEDS))}.get(kind)
+        inner = plain if plain is not None and pick(4) else self.build(kind, pick)
+        if not isinstance(
+            inner, Publish | Wrap | WrapPack | Read | Fetch | Borrow | Recycle | Cancel | Construct | Attempt
+        ):
             return None
         # Early calls more often: most operations make fewer than the most.
         return Faulty(inner, 1 + pick(1 + pick(MOST_CALLS[type(inner).__name__])))
+
+
+def _one_of(parts: int, pick: Pick) -> int:
+    """Which tensor of a lease; most leases have one, about which nothing is chosen."""
+    return pick(parts) if parts > 1 else 0

@@ -15,6 +15,7 @@ from vmmref.conformance.payloads import ELEMENT_BYTES
 from vmmref.conformance.subject import CAPABILITIES, Description, Subject
 from vmmref.errors import UnsupportedError
 from vmmref_models import operations
+from vmmref_models.attempts import ATTEMPTS
 
 REFERENCE = "vmmref.conformance.subjects.reference:make"
 """The reference pool, checked where no other subject is named."""
@@ -122,7 +123,11 @@ def _check_description(name: str, subject: Any) -> None:
         raise Unusable(f'subject "{name}": describe() raised {describe_error(error)}') from error
     if not isinstance(described, Description):
         raise Unusable(f'subject "{name}": describe() answered {_kind(described)}, not a Description')
-    for name_of, value in (("capabilities", described.capabilities), ("operations", described.operations)):
+    for name_of, value in (
+        ("capabilities", described.capabilities),
+        ("operations", described.operations),
+        ("attempts", described.attempts),
+    ):
         if not isinstance(value, frozenset):
             raise Unusable(f'subject "{name}" declares {name_of} as {_kind(value)}, not a frozenset')
     for what, values, known in _declared(described):
@@ -142,6 +147,7 @@ def _declared(described: Description) -> Iterable[tuple[str, Iterable[Any], Iter
         ("level", (described.level,), tuple(LEVELS)),
         ("capability", described.capabilities, tuple(CAPABILITIES)),
         ("operation", described.operations, KINDS),
+        ("experiment", described.attempts, tuple(ATTEMPTS)),
         ("fit", (described.fit,), ("best", "any")),
         ("slot order", (described.slot_order,), ("fifo", "any")),
         ("payload dtype", described.payload_dtypes, tuple(ELEMENT_BYTES)),

@@ -12,38 +12,14 @@ from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from vmmref.conformance.draw import Drawer, drawable
+from vmmref.conformance.draw import Drawer
 from vmmref.conformance.failure import Failure
 from vmmref.conformance.flavours import Flavour, Pick, draw_shape
+from vmmref.conformance.kinds import CHOICES, drawable
 from vmmref.conformance.run import Episode, Rig
 
 STEPS = 60
 """Operations of one example. Fewer find little: it is depth that breaks pools, not the number of examples."""
-
-CHOICES: dict[str, int] = {
-    "Wrap": 1,
-    "Publish": 1,
-    "Dispatch": 1,
-    "Deliver": 3,
-    "Read": 2,
-    "Fetch": 2,
-    "Collect": 1,
-    "Release": 2,
-    "Advance": 1,
-    "Look": 0,
-    "Claim": 1,
-    "Reclaim": 1,
-    "Recycle": 0,
-    "Cancel": 3,
-    "Revoke": 3,
-    "ReleaseLease": 2,
-    "Tamper": 3,
-    "PublishUnusable": 1,
-    "Shutdown": 0,
-    "Construct": 1,
-    "Faulty": 6,
-}
-"""The most choices that `Drawer.build` makes for an operation of each kind."""
 
 
 class RuleBroken(AssertionError):

@@ -97,9 +97,12 @@ def unsupported(rule: Rule, description: Description) -> str:
         return "the subject declares a fit of its own"
     if rule.id == "SLOT-3" and description.slot_order != "fifo":
         return "the subject declares an order of slots of its own"
-    names = {operation.__name__ for operation in rule.on}
-    if names and not names & (description.operations | {"Advance", "Faulty"}):
+    names = {operation.__name__ for operation in rule.on} - {"Advance", "Faulty"}
+    if names and not names & description.operations:
         return f"the subject does not understand {' or '.join(sorted(names))}"
+    for operation in rule.requires:
+        if operation.__name__ not in description.operations:
+            return f"the subject does not understand {operation.__name__}"
     return ""
 
 

@@ -30,7 +30,19 @@ from vmmref_models import (
     shows_the_same,
     step,
 )
-from vmmref_models.operations import Advance, Cancel, Collect, Deliver, Dispatch, Recycle, Release, Revoke, Shutdown
+from vmmref_models.operations import (
+    Advance,
+    Cancel,
+    Collect,
+    Deliver,
+    Dispatch,
+    Recycle,
+    Release,
+    Return,
+    Revoke,
+    Shutdown,
+)
+from vmmref_models.state import Lease
 
 MOST_PIECES = 10_000
 """More than any episode queues: a stream that never empties ends here instead of never (LIFE-5)."""
@@ -80,7 +92,7 @@ class Episode:
         self.rig = rig
         self.shape = shape
         self.state: State = initial(shape, rig.policies)
-        self.tokens = Tokens(shape.consumers)
+        self.tokens = Tokens(shape.consumers, shape.apart)
         self.operations: list[Operation] = []
         self.failures: list[Failure] = []
         self.ended: Ended | None = None
@@ -157,8 +169,9 @@ class Episode:
     def drive_home(self) -> bool:
         """Let everybody finish, recycle, shut down; False when that broke a rule.
 
-        Outstanding reads are collected, leases that never left the producer are cancelled, a rank that owes an
-        acknowledgement releases a copy that it has not used, queued work runs, and one pass takes everything back.
+        Outstanding reads are collected, borrowed views are given back, leases that never left the producer are
+        cancelled, a live rank that owes an acknowledgement releases a copy that it has not used, queued work runs, and
+        one pass takes everything back.
         """
         if self.failures:
             return False
@@ -186,22 +199,33 @@ class Episode:
 
     def _finish_reading(self) -> Iterator[Operation]:
         for reader in tuple(self.tokens.readers):
-            yield Collect(reader)
+            yield Collect(reader.token)
+        for view in tuple(self.tokens.views):
+            yield Return(view.token)
 
     def _finish_leases(self) -> Iterator[Operation]:
         consumes = self._understands("Deliver") and self._understands("Release")
         for lease in self.state.allocator.held:
-            if lease is None or not self.state.is_active(lease):
+            if lease is None:
                 continue
-            if lease.token not in self.state.dispatched:
+            dispatched = lease.token in self.state.dispatched
+            if self.state.is_active(lease) and not dispatched:
                 yield Cancel(lease.token, wait=True) if self._understands("Cancel") else Dispatch(lease.token)
-            elif not consumes:
+            elif self.state.is_active(lease) and not consumes:
                 yield Revoke(lease.token, wait=True) if self._understands("Revoke") else Cancel(lease.token, wait=True)
-            if not consumes or lease.token not in self.state.dispatched:
-                continue
-            for rank, table in enumerate(self.state.consumers.tables):
-                if table[lease.slot] < lease.generation:
-                    yield from self._release(lease.token, rank)
+            elif dispatched and consumes and self._is_waited_for(lease):
+                yield from self._acknowledge(lease)
+
+    def _is_waited_for(self, lease: Lease) -> bool:
+        """Whether it is out, or was ended while ranks might look at its bytes (CON-6)."""
+        return self.state.is_active(lease) or lease.slot in self.state.allocator.guarded
+
+    def _acknowledge(self, lease: Lease) -> Iterator[Operation]:
+        """Every live rank that acknowledges for itself or others and has not done it yet releases the lease."""
+        consumers = self.state.consumers
+        for rank in lease.speakers(self.shape.consumers):
+            if rank not in consumers.dead and consumers.tables[rank][lease.slot] < lease.generation:
+                yield from self._release(lease.token, rank)
 
     def _release(self, lease: int, rank: int) -> Iterator[Operation]:
         """Release by a copy that this rank has not used, or by a new one."""
@@ -222,6 +246,9 @@ class Episode:
 
     def _take_back(self) -> Iterator[Operation]:
         if self._understands("Recycle"):
+            yield Recycle()
+        if self._understands("Recycle") and self.state.allocator.guarded:
+            # The first pass has only now seen it retired; the next one sees that nobody looks at it any more (CON-6).
             yield Recycle()
 
     def close(self, judge: bool = True) -> bool:

@@ -23,6 +23,11 @@ CAPABILITIES: dict[str, str] = {
     "release-lease": "the producer's low-level release can be called",
     "tamper": "altered handles can be presented",
     "preset": "generations can be preset near their limit",
+    "groups": "a lease can be published for groups of ranks, of which one speaks for all",
+    "borrow": "ranks can look at a lease's bytes in place, and give the view back",
+    "processes": "each rank can have a process of its own, which can be killed and replaced",
+    "set-aside": "leases that are held back can be observed, and time can be made to pass",
+    "imports": "the imports of the pool in each consumer process can be observed, made and dropped",
     "leaks": "handles, mappings, reservations, descriptors, streams and events can be counted",
 }
 """Every capability a subject may declare, with the sentence a report shows where it is missing."""
@@ -53,6 +58,8 @@ class Description:
     payload_dtypes: tuple[str, ...] = ("uint8", "int16", "float32", "float64", "bool", "bfloat16", "complex64")
     word_bytes: tuple[int, ...] = (4,)
     """Sizes of control words it can be made with."""
+    attempts: frozenset[str] = frozenset()
+    """The experiments of `vmmref_models.attempts` that it can do."""
 
 
 @dataclass(frozen=True, slots=True)

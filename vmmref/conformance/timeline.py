@@ -33,7 +33,8 @@ def shape_text(shape: Shape) -> str:
     """The size of a pool in a phrase."""
     words = f"{shape.slots} slot{'s' * (shape.slots != 1)}, {shape.consumers} rank{'s' * (shape.consumers != 1)}"
     limit = f", generations issued {shape.issued} of {shape.generation_limit}" if any(shape.issued) else ""
-    return f"{words}, {shape.data_size} B of data, {shape.word_bytes}-byte words{limit}"
+    apart = ", a process for each rank" if shape.apart else ""
+    return f"{words}, {shape.data_size} B of data, {shape.word_bytes}-byte words{limit}{apart}"
 
 
 def state_text(observation: Observation | None) -> str:
@@ -42,10 +43,10 @@ def state_text(observation: Observation | None) -> str:
         return "the pool at its end"
     parts: list[str] = [observation.life]
     if observation.leases is not None:
-        retiring = observation.retiring or ()
+        retiring, aside = observation.retiring or (), observation.set_aside or ()
         leases = (
             f"slot {view.slot} generation {view.generation} [{view.start}, {view.end})"
-            f"{' retiring' if view.slot in retiring else ''}"
+            f"{' retiring' if view.slot in retiring else ''}{' set aside' if view.slot in aside else ''}"
             for view in observation.leases
         )
         parts.append("leases " + (_listed(leases) or "none"))
@@ -56,6 +57,8 @@ def state_text(observation: Observation | None) -> str:
     if observation.words is not None:
         words = (f"R={ready} A={list(acks)}" for ready, *acks in observation.words)
         parts.append("words " + _listed(words))
+    if observation.imports is not None:
+        parts.append("imports " + _listed(map(str, observation.imports)))
     return "; ".join(parts)
 
 

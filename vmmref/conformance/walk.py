@@ -44,12 +44,20 @@ class Unit:
         return episode.failures
 
 
+COSTLY_EVERY = 16
+"""A flavour whose episodes take a hundred times as long has one turn in so many."""
+COSTLY_ENOUGH = 5
+"""Where only such flavours exercise a rule, so many times fewer exercises of it are as good."""
+
+
 class Schedule:
     """Which flavour comes next: all in turn, and every other time the one that the least exercised rule needs most."""
 
     def __init__(self, flavours: tuple[Flavour, ...], least: int) -> None:
         self.flavours = flavours
         self.least = least
+        self.cheap = tuple(flavour for flavour in flavours if not flavour.costly) or flavours
+        self.costly = tuple(flavour for flavour in flavours if flavour.costly) or flavours
         self.gains: dict[str, dict[str, int]] = {}
         """By rule and flavour, how often episodes of that flavour exercised it."""
         self.operations: dict[str, int] = {}
@@ -57,17 +65,34 @@ class Schedule:
     def choose(self, index: int, exercised: Mapping[str, int]) -> Flavour:
         """The flavour of episode `index`, given how often each rule was exercised so far."""
         turn, steered = divmod(index, 2)
-        in_turn = self.flavours[turn % len(self.flavours)]
-        # What a run must reach is rarer than what a rule speaks of: a tenth of the exercises is as good.
-        weighed = {rule: count * (10 if "/" in rule else 1) for rule, count in exercised.items()}
-        rarest = min(weighed, key=lambda rule: weighed[rule], default=None)
-        if not steered or rarest is None or weighed[rarest] >= self.least:
-            return in_turn
-        gains = self.gains.get(rarest)
+        rarest = min(exercised, key=lambda rule: exercised[rule] / self._enough(rule), default=None)
+        if not steered or rarest is None or exercised[rarest] >= self._enough(rarest):
+            return self._in_turn(turn)
+        gains = self._gains(rarest)
         if not gains:
             return self.flavours[index % len(self.flavours)]
-        best = max(gains, key=lambda name: gains[name] / self.operations[name])
-        return next(flavour for flavour in self.flavours if flavour.name == best)
+        return self._named(max(gains, key=lambda name: gains[name] / self.operations[name]))
+
+    def _in_turn(self, turn: int) -> Flavour:
+        rounds, place = divmod(turn, COSTLY_EVERY)
+        if place == COSTLY_EVERY - 1:
+            return self.costly[rounds % len(self.costly)]
+        return self.cheap[(turn - rounds) % len(self.cheap)]
+
+    def _named(self, name: str) -> Flavour:
+        return next(flavour for flavour in self.flavours if flavour.name == name)
+
+    def _gains(self, rule: str) -> Mapping[str, int]:
+        """By flavour, how often it has exercised a rule; of what was never reached, the rule that it belongs to."""
+        return self.gains.get(rule) or self.gains.get(rule.partition("/")[0], {})
+
+    def _enough(self, rule: str) -> float:
+        """How many exercises of a rule are enough."""
+        # What a run must reach is rarer than what a rule speaks of.
+        enough = self.least / (10 if "/" in rule else 1)
+        gains = self._gains(rule)
+        dear = bool(gains) and all(self._named(name).costly for name in gains)
+        return enough / COSTLY_ENOUGH if dear else enough
 
     def learn(self, flavour: Flavour, operations: int, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         """Remember which rules an episode of a flavour exercised, in how many operations."""

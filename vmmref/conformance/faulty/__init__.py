@@ -6,10 +6,35 @@ shows what a report on one of them looks like, with `_` for `-` in its name.
 
 from __future__ import annotations
 
-from vmmref.conformance.faulty import allocator, consuming, lives, publishing, recycling
+from vmmref.conformance.faulty import (
+    allocator,
+    brokers,
+    consuming,
+    deaths,
+    handles,
+    lives,
+    packs,
+    publishing,
+    recycling,
+    requests,
+)
 from vmmref.conformance.faulty.broken import CATALOGUE, FaultyPool, FaultySubject
 
-__all__ = ["CATALOGUE", "FaultyPool", "FaultySubject", "allocator", "consuming", "lives", "publishing", "recycling"]
+__all__ = [
+    "CATALOGUE",
+    "FaultyPool",
+    "FaultySubject",
+    "allocator",
+    "brokers",
+    "consuming",
+    "deaths",
+    "handles",
+    "lives",
+    "packs",
+    "publishing",
+    "recycling",
+    "requests",
+]
 
 
 def __getattr__(name: str) -> FaultyPool:

@@ -12,17 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from vmmref.book import LeaseBook
 from vmmref.conformance.subject import Description
+from vmmref.conformance.subjects.parts import parts_with
 from vmmref.conformance.subjects.reference import ReferenceSession, ReferenceSubject
-from vmmref.life import Life
-from vmmref.pool import VmmMemoryPool
-from vmmref.proxy import TensorProxy
-from vmmref.publisher import Publisher
-from vmmref.ranges import FreeRanges
-from vmmref.reader import RankReader
-from vmmref.recycler import Look, Recycler
-from vmmref.slots import Slots
+from vmmref.imports import IMPORTS
 from vmmref_models import Shape
 
 Part = TypeVar("Part")
@@ -55,7 +48,7 @@ class FaultySubject(ReferenceSubject):
     """The reference pool with one broken part."""
 
     def __init__(self, device: str, pool: FaultyPool) -> None:
-        super().__init__(device, pool_with(pool.part), chosen(RankReader, pool.part))
+        super().__init__(device, parts_with(pool.part))
         self._name = f"reference pool, broken: {pool.name}"
         self._session: ReferenceSession | None = None
 
@@ -77,8 +70,13 @@ class FaultySubject(ReferenceSubject):
     def give_back(self) -> None:
         """Let the last pool give back what it still holds, where it was too broken to end."""
         if self._session is not None:
+            # Once by this; else a descriptor's number, by then somebody else's, would be closed again.
+            self._session.pool._end_if_dropped.detach()
             with contextlib.suppress(Exception):
                 self._session.pool._unwind.run()
+        # A reset of the driver follows: to drop these in order would give back what no longer is.
+        IMPORTS._imports.clear()
+        IMPORTS._known.clear()
 
 
 def broken(rule: str, seen: str = "", flavour: str = "") -> Callable[[type[Part]], type[Part]]:
@@ -92,21 +90,3 @@ def broken(rule: str, seen: str = "", flavour: str = "") -> Callable[[type[Part]
         return part
 
     return enter
-
-
-def chosen(kind: type[Part], part: type) -> type[Part]:
-    """The class to use for one part of the pool: the broken one where it is of this kind, otherwise the kind itself."""
-    return part if issubclass(part, kind) else kind
-
-
-def pool_with(part: type) -> type[VmmMemoryPool]:
-    """The reference pool with `part` in its place."""
-    book = {"ranges_type": chosen(FreeRanges, part), "slots_type": chosen(Slots, part)}
-    places = {
-        "book_type": type("Book", (chosen(LeaseBook, part),), book),
-        "publisher_type": chosen(Publisher, part),
-        "recycler_type": type("Recycler", (chosen(Recycler, part),), {"look_type": chosen(Look, part)}),
-        "life_type": chosen(Life, part),
-        "proxy_type": chosen(TensorProxy, part),
-    }
-    return type("Pool", (chosen(VmmMemoryPool, part),), places)

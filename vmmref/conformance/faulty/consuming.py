@@ -7,6 +7,7 @@ from typing import Any
 from vmmref.conformance.faulty.broken import broken
 from vmmref.driver import calls
 from vmmref.driver.device import Device
+from vmmref.groups import Ranks
 from vmmref.layout import ControlLayout
 from vmmref.lease import PoolLease
 from vmmref.proxy import TensorProxy
@@ -152,3 +153,24 @@ class CountsCopies(RankReader):
             self._acknowledge(lease)
             self.rank = own
             self.stream.synchronize(WAIT_SECONDS)
+
+
+@broken("CON-6", flavour="borrow")
+class AcknowledgesAtTheBorrow(RankReader):
+    """Acknowledges when the view is handed out: the range goes to another lease while it is looked at."""
+
+    def borrow(self, lease: PoolLease) -> int:
+        address = super().borrow(lease)
+        with self._lock:
+            self._acknowledge(lease)
+        return address
+
+
+@broken("ACK-4", flavour="groups")
+class TakesTheFirstOfAnyRanks(TensorProxy):
+    """Acknowledges for whoever is named first: a rank that another one speaks for completes nothing, or too much."""
+
+    def check_rank(self, consumer_count: int | None, consumer_rank: Ranks) -> int:
+        if isinstance(consumer_rank, int):
+            return consumer_rank % self.card.consumers
+        return consumer_rank[0] % self.card.consumers if consumer_rank else 0

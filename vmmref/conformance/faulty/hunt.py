@@ -24,9 +24,12 @@ from vmmref.conformance.subjects.reference import ReferenceSubject
 from vmmref.conformance.walk import Unit
 from vmmref_models import RULES, Operation, Shape
 from vmmref_models.monitor import judges
+from vmmref_models.operations import Attempt, Faulty
 
 HANG_SECONDS = {True: 0.5, False: 10.0}
 """An operation that takes longer hangs; on the simulated driver (True) it takes microseconds."""
+OUTSIDE_SECONDS = 10.0
+"""The same for operations in which other processes take part."""
 REPLAYS = 400
 """The most replays that shortening one sequence may take."""
 
@@ -79,7 +82,9 @@ class Watch:
             self.shape, self.operations = what, []
         else:
             self.operations.append(what)
-            signal.setitimer(signal.ITIMER_REAL, self.seconds)
+            inner = what.operation if isinstance(what, Faulty) else what
+            outside = isinstance(inner, Attempt) or self.shape.apart
+            signal.setitimer(signal.ITIMER_REAL, OUTSIDE_SECONDS if outside else self.seconds)
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:

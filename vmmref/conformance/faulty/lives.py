@@ -6,6 +6,7 @@ from typing import Any
 
 from vmmref.conformance.faulty.broken import broken
 from vmmref.driver import calls
+from vmmref.groups import Groups
 from vmmref.layout import ALIGNMENT
 from vmmref.life import Life, State
 from vmmref.pool import VmmMemoryPool
@@ -71,8 +72,8 @@ class KeepsItsProbe(VmmMemoryPool):
 class FullWhenClosed(VmmMemoryPool):
     """Answers "full" after its end: callers fall back to host copies for ever and report nothing."""
 
-    def wrap_tensor(self, tensor: Any, borrowable: bool = False) -> TensorProxy | None:
-        return None if self.life == "closed" else super().wrap_tensor(tensor, borrowable)
+    def wrap_tensor(self, tensor: Any, borrowable: bool = False, groups: Groups | None = None) -> TensorProxy | None:
+        return None if self.life == "closed" else super().wrap_tensor(tensor, borrowable, groups)
 
 
 @broken("LIFE-3")

@@ -11,6 +11,7 @@ from vmmref.book import Holding
 from vmmref.conformance.faulty.broken import broken
 from vmmref.driver import calls
 from vmmref.driver.streams import Stream
+from vmmref.groups import Groups
 from vmmref.lease import PoolLease
 from vmmref.pool import Publication, VmmMemoryPool
 from vmmref.publisher import Part, Publisher
@@ -141,32 +142,33 @@ class ForgetsTheRetireStream(Publisher):
 class PublishesTheEmpty(VmmMemoryPool):
     """Publishes one byte for a tensor without elements: the consumer makes an empty tensor of it, or fails."""
 
-    def _begin(self, tensor: Any) -> Publication | None:
-        return super()._begin(tensor if tensor.numel() else torch.zeros(1, device=self._device.torch_device))
+    def _begin(self, tensor: Any, borrowable: bool = False, groups: Groups | None = None) -> Publication | None:
+        tensor = tensor if tensor.numel() else torch.zeros(1, device=self._device.torch_device)
+        return super()._begin(tensor, borrowable, groups)
 
 
 @broken("ERR-1")
 class TakesBeforeItChecks(VmmMemoryPool):
     """Takes a lease before it looks at the tensor, and keeps it when the tensor cannot be published."""
 
-    def _begin(self, tensor: Any) -> Publication | None:
+    def _begin(self, tensor: Any, borrowable: bool = False, groups: Groups | None = None) -> Publication | None:
         if not tensor.numel():
             self._book.take(1)
-        return super()._begin(tensor)
+        return super()._begin(tensor, borrowable, groups)
 
 
 @broken("CON-1")
 class CopiesInStorageOrder(VmmMemoryPool):
     """Copies the bytes behind a tensor's address whatever its strides say: transposed tensors arrive scrambled."""
 
-    def _begin(self, tensor: Any) -> Publication | None:
+    def _begin(self, tensor: Any, borrowable: bool = False, groups: Groups | None = None) -> Publication | None:
         dense = torch.empty(tensor.shape, device="meta").stride()
-        return super()._begin(tensor.as_strided(tensor.shape, dense))
+        return super()._begin(tensor.as_strided(tensor.shape, dense), borrowable, groups)
 
 
 @broken("CON-1")
 class ScalarsBecomeVectors(VmmMemoryPool):
     """Publishes a 0-dim tensor as one with a dimension of 1: the bytes are right and the shape is not."""
 
-    def _begin(self, tensor: Any) -> Publication | None:
-        return super()._begin(tensor if tensor.dim() else tensor.reshape(1))
+    def _begin(self, tensor: Any, borrowable: bool = False, groups: Groups | None = None) -> Publication | None:
+        return super()._begin(tensor if tensor.dim() else tensor.reshape(1), borrowable, groups)

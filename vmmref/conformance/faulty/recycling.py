@@ -108,3 +108,24 @@ class RevokesByForging(VmmMemoryPool):
                 calls.write_word(word, lease.generation, layout.word_bytes, stream.handle)
             stream.synchronize(self._timeout)
         self.recycle()
+
+
+@broken("LIV-1", flavour="groups")
+class WaitsForEveryWord(Look):
+    """Waits for the word of each rank, also of those that another one speaks for: such a lease never comes back."""
+
+    def all_acknowledged(self, holding: Holding) -> bool:
+        ranks, holding.awaited = holding.awaited, tuple(range(self._layout.consumers))
+        try:
+            return super().all_acknowledged(holding)
+        finally:
+            holding.awaited = ranks
+
+
+@broken("CON-6", seen="borrow-free-on-revoke", flavour="borrow")
+class FreesUnderTheView(Recycler):
+    """Frees a borrowable lease when it is revoked, as any other: the view shows the bytes of the next one."""
+
+    def _free(self, holding: Holding) -> bool:
+        holding.borrowable = False
+        return super()._free(holding)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -11,36 +10,29 @@ from typing import Any
 
 import torch
 
-from vmmref import errors, simcuda
+from vmmref import simcuda
 from vmmref.conformance import payloads
 from vmmref.conformance.subject import CAPABILITIES, Description, Leftovers
+from vmmref.conformance.subjects import consumer, simulation
+from vmmref.conformance.subjects.apart import Apart
+from vmmref.conformance.subjects.construction import construct
+from vmmref.conformance.subjects.consumer import AnyProxy, Setting
+from vmmref.conformance.subjects.experiments import Ground, attempt, possible
+from vmmref.conformance.subjects.outcomes import outcome_of
+from vmmref.conformance.subjects.parts import Parts
+from vmmref.conformance.subjects.ranks import Ranks, Together
 from vmmref.driver import calls, streams
 from vmmref.driver.device import Device
-from vmmref.imports import IMPORTS, PoolImport, close_imports
 from vmmref.lease import PoolLease
-from vmmref.pool import Publication, VmmMemoryPool
-from vmmref.proxy import Reconstruction, TensorProxy
-from vmmref.reader import RankReader
+from vmmref.pool import Publication
 from vmmref.recycler import Look as PoolLook
 from vmmref_models import operations as op
 from vmmref_models.observation import Observation, Shape
-from vmmref_models.operations import DONE, FULL, LeaseView, Operation, Outcome, refused
+from vmmref_models.operations import DONE, FULL, LeaseView, Operation, Outcome
 from vmmref_models.reasons import Reason
 
-_UNKNOWN_ERROR = 999
-"""CUDA_ERROR_UNKNOWN: what an injected fault answers, since no code of ours treats it specially."""
-_TIMEOUT_ERROR = 702
-"""CUDA_ERROR_LAUNCH_TIMEOUT: what the simulator answers to a wait that nothing can end."""
-_SETTLE_SECONDS = 30.0
-_GIVE_BACK = {
-    "cuMemRelease": "handles",
-    "cuMemUnmap": "mappings",
-    "cuMemAddressFree": "reservations",
-    "cuStreamDestroy": "streams",
-    "cuEventDestroy": "events",
-    "cuMemFreeHost": "pinned",
-}
-"""Calls that give something back, and what is left when the driver refuses one."""
+_DEADLINE_SECONDS = 1.0
+"""By the pool's own clock, which only Expire moves."""
 _NOT_ON_HARDWARE = frozenset({"stepping", "faults", "leaks"})
 
 
@@ -60,8 +52,7 @@ class ReferenceSubject:
     def __init__(
         self,
         device: str,
-        pool_type: type[VmmMemoryPool] = VmmMemoryPool,
-        reader_type: type[RankReader] = RankReader,
+        parts: Parts | None = None,
         stepping: bool = True,
     ) -> None:
         # A check drives hundreds of pools to the end of their generations; each says so, once, to whoever listens.
@@ -76,13 +67,12 @@ class ReferenceSubject:
             self._granularity = calls.granularity(properties)
         finally:
             opened.close()
-        self._pool_type = pool_type
-        self._reader_type = reader_type
+        self._parts = parts or Parts()
 
     def describe(self) -> Description:
         """Everything that the rules can ask for; without stepping, faults and counting on real hardware."""
         missing = frozenset() if self._stepping else _NOT_ON_HARDWARE
-        operations = {kind.__name__ for kind in _HANDLERS} | {"Faulty"}
+        operations = {kind.__name__ for kind in _HANDLERS.keys() | consumer.OPERATIONS} | {"Faulty"}
         without = set() if self._stepping else {"Advance", "Faulty"}
         return Description(
             name="vmmref.VmmMemoryPool",
@@ -92,52 +82,49 @@ class ReferenceSubject:
             capabilities=frozenset(CAPABILITIES) - missing,
             operations=frozenset(operations - without),
             word_bytes=(4, 8),
+            attempts=possible(),
         )
 
     def open(self, shape: Shape) -> ReferenceSession:
         """A pool of `shape`, and the ranks of one consumer process beside it."""
-        return ReferenceSession(
-            self._device, self._granularity, shape, self._pool_type, self._reader_type, self._stepping
-        )
+        return ReferenceSession(self._device, self._granularity, shape, self._parts, self._stepping)
 
 
 class ReferenceSession:
-    """One pool and its consumers in one process. Every rank has its own stream and table, all share one import."""
+    """One pool and its consumers. The producer's side is here, the ranks live where `self._ranks` keeps them."""
 
     def __init__(
         self,
         device: str,
         granularity: int,
         shape: Shape,
-        pool_type: type[VmmMemoryPool],
-        reader_type: type[RankReader],
+        parts: Parts,
         stepping: bool,
     ) -> None:
         self._device_name = device
         self._granularity = granularity
+        self._parts = parts
+        self._now = 0.0
+        """The pool's clock, in seconds; it stands still until a deadline is to pass."""
         self._shape = shape
         self._simulator = simcuda.loaded()
         self._stepping = stepping
         if self._simulator is not None:
             self._simulator.set_mode("stepping" if stepping else "threads")
-        self._usage_before = self._usage()
+        self._usage_before = simulation.usage()
         self._publications: dict[int, Publication] = {}
         self._leases: dict[int, PoolLease] = {}
-        self._proxies: dict[int, TensorProxy] = {}
-        self._wires: dict[int, bytes] = {}
-        self._copies: dict[int, tuple[TensorProxy, int]] = {}
-        self._readers: dict[int, Reconstruction] = {}
+        self._proxies: dict[int, list[AnyProxy]] = {}
+        """By lease, of each of its tensors: one, or all of a pack."""
+        self._wires: dict[tuple[int, int], bytes] = {}
         self._looks: dict[int, PoolLook] = {}
         self._kept: Counter[str] = Counter()
         self._last: Observation | None = None
         self._raw = b""
         self._surroundings = contextlib.ExitStack()
         with self._surroundings:
-            self._surroundings.enter_context(streams.progress(_drain if stepping else None))
-            # The consumers of this process are this session's; a broken kind of them is in place for its time only.
-            self._surroundings.callback(setattr, PoolImport, "reader_type", PoolImport.reader_type)
-            PoolImport.reader_type = reader_type
-            self.pool = pool_type(
+            self._surroundings.enter_context(streams.progress(simulation.drain if stepping else None))
+            self.pool = parts.pool(
                 max(granularity, shape.data_end),
                 device,
                 shape.consumers,
@@ -149,45 +136,59 @@ class ReferenceSession:
                 generation_limit=shape.generation_limit,
                 issued_generations=shape.issued,
                 data_size=shape.data_size,
+                lease_deadline=_DEADLINE_SECONDS,
+                clock=lambda: self._now,
             )
             self._book = self.pool.stats()
+            setting = Setting(device, self.pool.card.nonce, shape.consumers, stepping, parts)
+            self._ranks = self._start_ranks(setting)
             self._surroundings = self._surroundings.pop_all()
+
+    def _start_ranks(self, setting: Setting) -> Ranks:
+        if not self._shape.apart:
+            return Together(setting)
+        try:
+            return Apart(setting, self.pool.watch_consumer)
+        except BaseException:
+            self.pool.shutdown()
+            raise
 
     def apply(self, operation: Operation) -> Outcome:
         """Do it on the pool; refusals and failures become outcomes."""
         try:
-            if type(operation) is op.Faulty:
-                return self._faulty(operation)
-            outcome = _HANDLERS[type(operation)](self, operation)
+            outcome = self._do(operation)
             if not self._stepping:
                 self._settle()
             return outcome
-        except errors.VmmRefError as error:
-            return self._outcome_of(error)
         except Exception as error:
-            return Outcome("crashed", message=f"{type(error).__name__}: {error}")
+            return outcome_of(error, self._kept, failed=self.pool.failure is error)
+
+    def _do(self, operation: Operation) -> Outcome:
+        if type(operation) in (op.Deliver, op.Import):
+            return _HANDLERS[type(operation)](self, operation)
+        if self._concerns_a_rank(operation):
+            return self._ranks.apply(operation)
+        if type(operation) is op.Faulty:
+            return self._faulty(operation)
+        return _HANDLERS[type(operation)](self, operation)
+
+    @staticmethod
+    def _concerns_a_rank(operation: Operation) -> bool:
+        if type(operation) is op.Advance:
+            return operation.stream not in (op.PUBLISH, op.RETIRE)
+        return type(operation.operation if type(operation) is op.Faulty else operation) in consumer.OPERATIONS
 
     def _settle(self) -> None:
         """Let all queued work end: streams that run by themselves are compared with the model when they are empty."""
         if self.pool.life == "open":
             self.pool.synchronize()
-        for imported in IMPORTS.find(self.pool.card.nonce):
-            imported.synchronize(_SETTLE_SECONDS)
-
-    def _outcome_of(self, error: errors.VmmRefError) -> Outcome:
-        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        if isinstance(error, errors.DriverError | errors.WaitTimeout):
-            if isinstance(error, errors.DriverError) and error.call in _GIVE_BACK:
-                # What the driver refuses to take back stays, and is no leak of the pool's.
-                self._kept[_GIVE_BACK[error.call]] += 1
-            failed = self.pool.failure is error
-            return Outcome("failed", Reason.POOL_FAILED if failed else error.reason, message=message)
-        return refused(error.reason, message)
+        self._ranks.settle()
 
     # ---- producer
 
     def _publish(self, operation: op.Publish) -> Outcome:
-        publication = self.pool.begin_publish(payloads.source(operation.payload, self._torch_device))
+        source = payloads.source(operation.payload, self._torch_device)
+        publication = self.pool.begin_publish(source, operation.borrowable, operation.groups or None)
         if publication is None:
             return FULL
         self._publications[operation.lease] = publication
@@ -195,16 +196,26 @@ class ReferenceSession:
         return Outcome("done", lease=_view(publication.lease))
 
     def _dispatch(self, operation: op.Dispatch) -> Outcome:
-        self._proxies[operation.lease] = self.pool.finish_publish(self._publications[operation.lease])
+        self._proxies[operation.lease] = [self.pool.finish_publish(self._publications[operation.lease])]
         return DONE
 
     def _wrap(self, operation: op.Wrap) -> Outcome:
-        proxy = self.pool.wrap_tensor(payloads.source(operation.payload, self._torch_device))
+        source = payloads.source(operation.payload, self._torch_device)
+        proxy = self.pool.wrap_tensor(source, operation.borrowable, operation.groups or None)
         if proxy is None:
             return FULL
-        self._proxies[operation.lease] = proxy
+        self._proxies[operation.lease] = [proxy]
         self._leases[operation.lease] = proxy.lease
         return Outcome("done", lease=_view(proxy.lease))
+
+    def _wrap_pack(self, operation: op.WrapPack) -> Outcome:
+        sources = [payloads.source(payload, self._torch_device) for payload in operation.payloads]
+        proxies = self.pool.wrap_tensors(sources, operation.groups or None)
+        if proxies is None:
+            return FULL
+        self._proxies[operation.lease] = [*proxies]
+        self._leases[operation.lease] = proxies[0].lease
+        return Outcome("done", lease=_view(proxies[0].lease), places=tuple(proxy.offset for proxy in proxies))
 
     def _publish_unusable(self, operation: op.PublishUnusable) -> Outcome:
         unusable = torch.empty(0) if operation.what == "empty" else torch.empty(4, device="meta")
@@ -218,6 +229,10 @@ class ReferenceSession:
     def _revoke(self, operation: op.Revoke) -> Outcome:
         end = self.pool.revoke if operation.wait else self.pool.begin_cancel
         end(self._leases[operation.lease])
+        return DONE
+
+    def _cancel_proxy(self, operation: op.CancelProxy) -> Outcome:
+        self.pool.cancel_proxy(self._proxies[operation.lease][operation.part])
         return DONE
 
     def _release_lease(self, operation: op.ReleaseLease) -> Outcome:
@@ -251,34 +266,50 @@ class ReferenceSession:
         self.pool.shutdown()
         return DONE
 
+    def _reap(self, _: op.Reap) -> Outcome:
+        return Outcome("done", count=len(self.pool.reap()))
+
+    def _expire(self, _: op.Expire) -> Outcome:
+        self._now += 2 * _DEADLINE_SECONDS
+        return DONE
+
+    def _attempt(self, operation: op.Attempt, failing_call: int = 0) -> Outcome:
+        return attempt(self._ground, operation, self._kept, failing_call)
+
+    @property
+    def _ground(self) -> Ground:
+        """Where pools beside this one are made."""
+        return Ground(self._device_name, self._torch_device, self._granularity, self._parts, self._simulator)
+
     # ---- consumers
 
     def _deliver(self, operation: op.Deliver) -> Outcome:
-        wire = self._wires.get(operation.lease)
+        key = (operation.lease, operation.part)
+        wire = self._wires.get(key)
         if wire is None:
-            wire = self._wires[operation.lease] = bytes(self._proxies[operation.lease])
-        copy = self.pool.proxy_type.from_bytes(wire)
-        self._copies[operation.proxy] = (copy, operation.rank)
+            wire = self._wires[key] = bytes(self._proxies[operation.lease][operation.part])
+        return self._ranks.apply(operation, wire)
+
+    def _import(self, operation: op.Import) -> Outcome:
+        return self._ranks.apply(operation, self._any_form())
+
+    def _any_form(self) -> bytes:
+        """The wire form of a proxy of this pool, of whichever lease: all that an import asks of it is the pool."""
+        for wire in self._wires.values():
+            return wire
+        card = self.pool.card
+        start = card.layout.data_start
+        proxy = self._parts.proxy(card, PoolLease(card.nonce, 0, 1, start, start + 256, 256), "uint8", (256,))
+        # Nothing was sent yet, and the first proxy to leave is what starts the broker.
+        proxy._on_serialize = self.pool._broker.start if self.pool._broker is not None else None
+        return bytes(proxy)
+
+    def _crash(self, operation: op.Crash) -> Outcome:
+        self._ranks.crash(operation.rank)
         return DONE
 
-    def _read(self, operation: op.Read) -> Outcome:
-        reading = self._readers[operation.reader] = self._begin(operation.proxy)
-        return Outcome("done", cached=reading.cached)
-
-    def _begin(self, proxy: int) -> Reconstruction:
-        copy, rank = self._copies[proxy]
-        return copy.begin_reconstruction(self._device_name, self._shape.consumers, rank)
-
-    def _collect(self, operation: op.Collect) -> Outcome:
-        return Outcome("done", digest=payloads.digest(self._readers.pop(operation.reader).finish()))
-
-    def _fetch(self, operation: op.Fetch) -> Outcome:
-        reading = self._begin(operation.proxy)
-        return Outcome("done", digest=payloads.digest(reading.finish()), cached=reading.cached)
-
-    def _release(self, operation: op.Release) -> Outcome:
-        copy, rank = self._copies[operation.proxy]
-        copy.release_without_reconstruction(self._shape.consumers, rank)
+    def _join(self, operation: op.Join) -> Outcome:
+        self._ranks.join(operation.rank)
         return DONE
 
     # ---- the device
@@ -288,76 +319,27 @@ class ReferenceSession:
         return "cpu" if self._simulator is not None else self._device_name
 
     def _advance(self, operation: op.Advance) -> Outcome:
-        assert self._simulator is not None, "Advance is declared for the simulator only"
-        handle = self._stream(operation.stream)
-        if handle and self._simulator.step_memory_raw(handle) == simcuda.BLOCKED:
-            # LIV-2: by the protocol it could run now, and nobody else is told that it cannot.
-            message = f"the {operation.stream} stream is stuck: {self._simulator.peek(handle)}"
-            return Outcome("failed", Reason.TIMED_OUT, message=message)
-        return DONE
-
-    def _stream(self, name: str) -> int:
-        if name == op.PUBLISH:
-            return self.pool.publish_stream
-        if name == op.RETIRE:
-            return self.pool.retire_stream
-        return self._copies_stream(int(name.removeprefix("rank:")))
-
-    def _copies_stream(self, rank: int) -> int:
-        imported = IMPORTS.find(self.pool.card.nonce)
-        return imported[0].rank(rank).stream.handle if imported else 0
+        stream = self.pool.publish_stream if operation.stream == op.PUBLISH else self.pool.retire_stream
+        stuck = simulation.step(stream, operation.stream)
+        # LIV-2: by the protocol it could run now, and nobody else is told that it cannot.
+        return Outcome("failed", Reason.TIMED_OUT, message=stuck) if stuck else DONE
 
     def _faulty(self, operation: op.Faulty) -> Outcome:
         assert self._simulator is not None, "Faulty is declared for the simulator only"
-        inner = operation.operation
-        copy, rank = self._copies[inner.proxy] if isinstance(inner, op.Read | op.Fetch) else (None, 0)
-        took_part = copy is not None and copy.took_part(rank)
-        self._simulator.fail_any(operation.call, _UNKNOWN_ERROR)
+        if type(operation.operation) is op.Attempt:
+            # An experiment knows itself from where on its calls are meant.
+            return self._attempt(operation.operation, operation.call)
+        self._simulator.fail_any(operation.call, simulation.UNKNOWN_ERROR)
         try:
-            outcome = self.apply(inner)
+            outcome = self.apply(operation.operation)
         finally:
             self._simulator.clear_faults()
-        if outcome.kind != "failed":
-            return outcome
-        self._simulator.drain_all()
-        if copy is None:
-            return outcome
-        # CON-4: whether the failed reconstruction has made the rank take part in the lease all the same.
-        return dataclasses.replace(outcome, count=int(copy.took_part(rank) and not took_part))
+        if outcome.kind == "failed":
+            self._simulator.drain_all()
+        return outcome
 
     def _construct(self, operation: op.Construct) -> Outcome:
-        before = self._usage()
-        try:
-            outcome = self._construct_pool(operation.what)
-        except errors.VmmRefError as error:
-            failed = isinstance(error, errors.DriverError)
-            outcome = Outcome("failed" if failed else "refused", error.reason, message=str(error))
-        after = self._usage()
-        left = sum(max(0, after[kind] - before[kind]) for kind in after)
-        return Outcome(outcome.kind, outcome.reason, leftovers=left, message=outcome.message)
-
-    def _construct_pool(self, what: str) -> Outcome:
-        arguments: dict[str, Any] = {
-            "memory_size": self._granularity,
-            "device": self._device_name,
-            "recycle_interval": None,
-            "max_inflight_slices": 1,
-            "handle_type": "posix_fd",
-        }
-        arguments.update(_bad_arguments(what, self._granularity, self._torch_device))
-        pool = self.pool.__class__(**arguments)
-        if self._simulator is not None:
-            # LIFE-4 speaks of the constructor; a call that fails at the end of a pool leaves what it did not free.
-            self._simulator.clear_faults()
-        pool.shutdown()
-        return DONE
-
-    def _usage(self) -> dict[str, int]:
-        if self._simulator is None:
-            return {}
-        usage = self._simulator.usage()
-        kinds = ("handles", "mappings", "reservations", "descriptors", "streams", "events", "pinned")
-        return {kind: getattr(usage, kind) for kind in kinds}
+        return construct(self._ground, operation.what)
 
     # ---- looking
 
@@ -366,8 +348,14 @@ class ReferenceSession:
         life, raw, last = self.pool.life, b"", self._last
         if life == "open" or (life == "failed" and self._simulator is not None):
             raw = self._control_bytes()
-        book = self.pool.stats()
-        if last is not None and last.life == life and raw == self._raw and book == self._book:
+        book, imports = self.pool.stats(), self._ranks.imports()
+        if (
+            last is not None
+            and last.life == life
+            and last.imports == imports
+            and raw == self._raw
+            and book == self._book
+        ):
             return last
         if last is None or book.leases != self._book.leases:
             self._leases_seen = tuple([_view(lease) for lease in book.leases])
@@ -380,6 +368,8 @@ class ReferenceSession:
             book.retired_slots,
             book.generations,
             last.words if last is not None and raw == self._raw else self._words(raw),
+            book.set_aside_slots,
+            imports,
             book.generations_left,
         )
         self._book, self._raw = book, raw
@@ -400,61 +390,27 @@ class ReferenceSession:
     def close(self) -> Leftovers | None:
         """Drop the consumers' import, end the pool, count what is left."""
         with self._surroundings:
-            close_imports(self.pool.card.nonce)
+            closed = self._ranks.close()
             self.pool.shutdown()
         if self._simulator is None:
             return None
-        after = self._usage()
-        counts = {kind: after[kind] - self._usage_before[kind] - self._kept[kind] for kind in after}
+        after = simulation.usage()
+        kept, left = self._kept + closed.kept, closed.left
+        counts = {kind: after[kind] - self._usage_before[kind] - kept[kind] + left[kind] for kind in after}
         return Leftovers({kind: count for kind, count in counts.items() if count})
-
-
-def _drain(event: int) -> None:
-    """Let a stepping simulator run what an event stands for: nobody else does while the host waits."""
-    try:
-        calls.synchronize_event(event)
-    except errors.DriverError as error:
-        if error.result != _TIMEOUT_ERROR:
-            raise
-        raise errors.WaitTimeout(Reason.TIMED_OUT, "LIFE-5", f"nothing queued can end this wait: {error}") from error
 
 
 def _view(lease: PoolLease) -> LeaseView:
     return LeaseView(lease.slot, lease.generation, lease.start, lease.end, lease.nbytes)
 
 
-def _bad_arguments(what: str, granularity: int, torch_device: str) -> dict[str, Any]:
-    """The one argument that is wrong with a pool to be refused; none for "valid"."""
-    memory = {"memory_size": granularity}
-    wrong: dict[str, Callable[[], dict[str, Any]]] = {
-        "valid": dict,
-        "memory_size": lambda: {"memory_size": 0},
-        "consumer_count": lambda: {"consumer_count": 0},
-        "max_inflight_slices": lambda: {"max_inflight_slices": -1},
-        "recycle_interval": lambda: {"recycle_interval": 0},
-        "below-granule": lambda: {"memory_size": granularity // 2},
-        "control-only": lambda: {"max_inflight_slices": granularity // 8},
-        "backing-dtype": lambda: memory | {"byte_tensor": torch.empty(8, dtype=torch.int32, device=torch_device)},
-        "backing-size": lambda: memory | {"byte_tensor": torch.empty(8, dtype=torch.uint8, device=torch_device)},
-        "backing-strided": lambda: memory | {"byte_tensor": _strided_bytes(granularity, torch_device)},
-    }
-    return wrong[what]()
-
-
-def _strided_bytes(size: int, torch_device: str) -> Any:
-    """A uint8 tensor of enough elements that all lie on one byte."""
-    return torch.zeros(1, dtype=torch.uint8, device=torch_device).expand(size)
-
-
 _HANDLERS: dict[type, Callable[[ReferenceSession, Any], Outcome]] = {
     op.Publish: ReferenceSession._publish,
     op.Dispatch: ReferenceSession._dispatch,
     op.Wrap: ReferenceSession._wrap,
+    op.WrapPack: ReferenceSession._wrap_pack,
     op.Deliver: ReferenceSession._deliver,
-    op.Read: ReferenceSession._read,
-    op.Collect: ReferenceSession._collect,
-    op.Fetch: ReferenceSession._fetch,
-    op.Release: ReferenceSession._release,
+    op.Import: ReferenceSession._import,
     op.Advance: ReferenceSession._advance,
     op.Look: ReferenceSession._look,
     op.Claim: ReferenceSession._claim,
@@ -462,9 +418,15 @@ _HANDLERS: dict[type, Callable[[ReferenceSession, Any], Outcome]] = {
     op.Recycle: ReferenceSession._recycle,
     op.Cancel: ReferenceSession._cancel,
     op.Revoke: ReferenceSession._revoke,
+    op.CancelProxy: ReferenceSession._cancel_proxy,
     op.ReleaseLease: ReferenceSession._release_lease,
     op.Tamper: ReferenceSession._tamper,
     op.PublishUnusable: ReferenceSession._publish_unusable,
     op.Construct: ReferenceSession._construct,
+    op.Attempt: ReferenceSession._attempt,
+    op.Reap: ReferenceSession._reap,
+    op.Expire: ReferenceSession._expire,
     op.Shutdown: ReferenceSession._shutdown,
+    op.Crash: ReferenceSession._crash,
+    op.Join: ReferenceSession._join,
 }
