@@ -17,6 +17,7 @@ from vmmref_models.operations import (
     Borrow,
     Cancel,
     Construct,
+    Disturbed,
     Fetch,
     Outcome,
     Publish,
@@ -45,7 +46,7 @@ Words = tuple[tuple[int, ...], ...]
 
 def failed(
     state: State,
-    operation: Publish | Wrap | WrapPack | Read | Fetch | Borrow | Recycle | Cancel | Construct | Attempt,
+    operation: Disturbed,
     seen: Outcome,
     observed: Observation | None,
 ) -> tuple[State, Outcome]:

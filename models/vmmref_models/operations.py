@@ -324,6 +324,10 @@ class Construct:
     what: str
 
 
+Disturbed: TypeAlias = Publish | Wrap | WrapPack | Read | Fetch | Borrow | Recycle | Cancel | Construct | Attempt
+"""What a failing driver call may be put into; of the experiments "request" only."""
+
+
 @dataclass(frozen=True, slots=True)
 class Faulty:
     """Do `operation` while its `call`-th driver call (1-based) fails. Needs the capability "faults".
@@ -332,7 +336,7 @@ class Faulty:
     So nobody has to guess how far queued work had got.
     """
 
-    operation: Publish | Wrap | WrapPack | Read | Fetch | Borrow | Recycle | Cancel | Construct | Attempt
+    operation: Disturbed
     call: int
 
 

@@ -11,23 +11,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from vmmref_models.lines import text
 from vmmref_models.observation import Shape
-from vmmref_models.operations import (
-    Attempt,
-    Borrow,
-    Cancel,
-    Construct,
-    Faulty,
-    Fetch,
-    LeaseView,
-    Operation,
-    Outcome,
-    Payload,
-    Publish,
-    Read,
-    Recycle,
-    Wrap,
-    WrapPack,
-)
+from vmmref_models.operations import Disturbed, Faulty, LeaseView, Operation, Outcome, Payload
 from vmmref_models.reasons import Reason
 
 __all__ = [
@@ -157,9 +141,7 @@ def operation_from_dict(value: object, where: str = "operation") -> Operation:
         return _build(kind, rest, where)
     _names(rest, where, required={"operation", "call"})
     inner = operation_from_dict(rest["operation"], f"{where}.operation")
-    if not isinstance(
-        inner, Publish | Wrap | WrapPack | Read | Fetch | Borrow | Recycle | Cancel | Construct | Attempt
-    ):
+    if not isinstance(inner, Disturbed):
         raise ValueError(f"{where}.operation: faults cannot be put into {type(inner).__name__}")
     return Faulty(inner, _integer(rest["call"], f"{where}.call"))
 
