@@ -1,0 +1,1 @@
+"""A small pool as words, streams and bytes: the system that `vmmref_models.explore` searches."""
