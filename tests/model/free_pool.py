@@ -40,6 +40,7 @@ from vmmref_models.operations import (
     Confirm,
     Construct,
     Deliver,
+    Disturbed,
     Faulty,
     Fetch,
     LeaseView,
@@ -59,9 +60,6 @@ from vmmref_models.state import ACK, COPY_OUT, ENDED, READ_READY, Piece, replace
 from vmmref_models.streams import PUBLISH_QUEUE, rank_queue
 from vmmref_models.taking_back import claimed, complete, freed, let_go, may_be_looked_at, retired
 from vmmref_models.trace import text
-
-Disturbed = Publish | Wrap | WrapPack | Read | Fetch | Borrow | Recycle | Cancel | Construct | Attempt
-"""What a failing driver call is put into."""
 
 FAILED = Outcome("failed", Reason.DRIVER_CALL_FAILED, message="cuMemcpyAsync failed")
 

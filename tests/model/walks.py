@@ -21,6 +21,7 @@ from vmmref_models.operations import (
     Crash,
     Deliver,
     Dispatch,
+    Disturbed,
     DropImport,
     Expire,
     Faulty,
@@ -288,8 +289,6 @@ class Drawer:
     def _faulty(self, state: State) -> Operation | None:
         kinds = [self._publish, self._pack, self._read, self._fetch, self._look_in_place, self._recycle]
         operation = self.rng.choice([*kinds, self._by_handle, self._rare])(state)
-        if isinstance(
-            operation, Publish | Wrap | WrapPack | Read | Fetch | Borrow | Recycle | Cancel | Construct | Attempt
-        ):
+        if isinstance(operation, Disturbed):
             return Faulty(operation, self.rng.randint(1, 6))
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from typing import Any
 
 from tests.rules.operations import Prepare, Prepared, lent, pack, request, settle, transport_of
@@ -143,6 +144,10 @@ def reap(pool: Toy) -> Prepared:
     return Prepared(pool.pool.reap)
 
 
+def watch_consumer(pool: Toy) -> Prepared:
+    return Prepared(lambda: pool.pool.watch_consumer(0, os.getpid()))
+
+
 def synchronize(pool: Toy) -> Prepared:
     pool.begin(1)
     return Prepared(pool.pool.synchronize)
@@ -197,6 +202,6 @@ WITHOUT_CONSUMERS: tuple[Prepare, ...] = (
 
 OF_PRODUCERS: tuple[Prepare, ...] = (
     *WITHOUT_CONSUMERS, revoke_under_a_reader, revoke_under_a_view, recycle, recycle_what_was_revoked, look, claim,
-    reap,
+    reap, watch_consumer,
 )  # fmt: skip
-"""On a pool of three slots and two ranks. `watch_consumer` and `stats` make no call that anything depends on."""
+"""On a pool of three slots and two ranks. `shutdown` has a test of its own; what is not here asks no driver."""
