@@ -27,10 +27,11 @@ def test_reap_1_a_consumer_may_die_at_any_point(role: str) -> None:
     Then: every point is reached; no lease is lost, no word is written for the dead, every byte is right, nobody waits
         beyond a bound and nobody holds anything in the end.
     """
-    result = matrix.run(tuple(matrix.chosen([role])))
+    killings = tuple(matrix.chosen([role]))
+    result = matrix.run(killings)
     assert [one for one in result.killings if not one.passed] == []
     assert result.passed
-    assert len(result.killings) == len(CONSUMER) >= LEAST_POINTS
+    assert len(result.killings) == len(killings) >= LEAST_POINTS
 
 
 @pytest.mark.rule("REAP-3")
@@ -45,10 +46,20 @@ def test_reap_3_the_producer_may_die_at_any_point() -> None:
     Then: every point is reached; each consumer gets right bytes or a refusal that says why, can drop its import, and
         holds nothing then.
     """
-    result = matrix.run(tuple(matrix.chosen([ROLES[0]])))
+    killings = tuple(matrix.chosen([ROLES[0]]))
+    result = matrix.run(killings)
     assert [one for one in result.killings if not one.passed] == []
     assert result.passed
-    assert len(result.killings) == len(PRODUCER) >= LEAST_POINTS
+    assert len(result.killings) == len(killings) >= LEAST_POINTS
+
+
+def test_some_points_where_pools_are_exported_as_fabric_handles() -> None:
+    """All of them: `python -m vmmref.conformance.kills --handle-type fabric`."""
+    killings = tuple(matrix.chosen(ROLES, every=9, handle_type="fabric"))
+    assert {role for role, _ in killings} == set(ROLES)
+    result = matrix.run(killings, handle_type="fabric")
+    assert [one for one in result.killings if not one.passed] == []
+    assert result.passed
 
 
 def test_the_story_passes_when_nobody_dies() -> None:

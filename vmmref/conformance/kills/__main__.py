@@ -18,6 +18,7 @@ from vmmref.conformance.kills import matrix
 from vmmref.conformance.kills.executioner import Point
 from vmmref.conformance.kills.stage import ROLES, STEP_SECONDS
 from vmmref.conformance.kills.story import Killing
+from vmmref.handles import HandleType
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Asked:
 
     roles: tuple[str, ...]
     killings: tuple[tuple[str, Point], ...]
+    handle_type: str
     json_file: Path | None
 
 
@@ -45,7 +47,7 @@ def main(arguments: list[str]) -> int:
             if not killing.passed:
                 progress.console.print(f"[red]{killing.role}: {killing.point}[/]: {_what_is_wrong(killing)}")
 
-        result = matrix.run(asked.killings, watch=watch)
+        result = matrix.run(asked.killings, watch=watch, handle_type=asked.handle_type)
     seconds = time.monotonic() - started
     console.print(_table(result))
     longest = max(one.longest_step_seconds for one in result.killings)
@@ -53,7 +55,7 @@ def main(arguments: list[str]) -> int:
     console.print(f"{len(result.killings)} killings in {seconds:.1f} s; new in {matrix.SHARED_MEMORY}: {new}")
     console.print(f"the longest step took {longest:.2f} s, its bound is {STEP_SECONDS:g} s")
     if asked.json_file is not None:
-        asked.json_file.write_text(json.dumps(_report(result, seconds), indent=2) + "\n")
+        asked.json_file.write_text(json.dumps(_report(result, asked.handle_type, seconds), indent=2) + "\n")
     return 0 if result.passed else 1
 
 
@@ -62,11 +64,12 @@ def _parsed(arguments: list[str]) -> Asked:
     parser.add_argument("--role", action="append", choices=ROLES, help="who dies; may be repeated; default: everybody")
     parser.add_argument("--points", default="", help="only points whose name or step has this text")
     parser.add_argument("--every", type=int, default=1, help="only the first and each so-many-th of them")
+    parser.add_argument("--handle-type", choices=tuple(HandleType), default=HandleType.POSIX_FD, help="of the pools")
     parser.add_argument("--json", type=Path, help="write the result as JSON")
     given = parser.parse_args(arguments)
     roles = tuple(given.role or ROLES)
-    killings = tuple(matrix.chosen(roles, given.points, max(1, given.every)))
-    return Asked(roles, killings, given.json)
+    killings = tuple(matrix.chosen(roles, given.points, max(1, given.every), given.handle_type))
+    return Asked(roles, killings, given.handle_type, given.json)
 
 
 def _what_is_wrong(killing: Killing) -> str:
@@ -84,8 +87,9 @@ def _table(result: matrix.Matrix) -> Table:
     return table
 
 
-def _report(result: matrix.Matrix, seconds: float) -> dict[str, Any]:
+def _report(result: matrix.Matrix, handle_type: str, seconds: float) -> dict[str, Any]:
     return {
+        "handle_type": str(handle_type),
         "seconds": seconds,
         "step_bound_seconds": STEP_SECONDS,
         "passed": result.passed,

@@ -100,9 +100,9 @@ class Producer(Actor):
         self._parts = parts
         self._proxies: dict[int, TensorProxy | PackedTensorProxy] = {}
 
-    def construct(self) -> None:
+    def construct(self, handle_type: str) -> None:
         """Make the pool."""
-        self._pool = self._parts.pool(GRANULE, "sim", RANKS, None, SLOTS, handle_type="posix_fd", data_size=DATA_BYTES)
+        self._pool = self._parts.pool(GRANULE, "sim", RANKS, None, SLOTS, handle_type=handle_type, data_size=DATA_BYTES)
 
     def watch(self, rank: int, process_id: int) -> None:
         """Let the pool know who acts for a rank."""

@@ -25,6 +25,8 @@ class Point(NamedTuple):
     """"call" or "return" of the function, "ran" of a piece."""
     where: str
     occurrence: int = 1
+    handle_type: str = ""
+    """Where pools are exported in this way only, by its name; "" = in any way."""
 
 
 class Executioner:

@@ -14,6 +14,7 @@ from vmmref.conformance.kills.points import CONSUMER, PRODUCER
 from vmmref.conformance.kills.stage import PRODUCER as PRODUCER_ROLE
 from vmmref.conformance.kills.stage import ROLES
 from vmmref.conformance.kills.story import Killing, Story
+from vmmref.handles import HandleType
 
 SHARED_MEMORY = Path("/dev/shm")
 _PATIENCE_SECONDS = 2.0
@@ -47,14 +48,20 @@ def points_of(role: str) -> tuple[Point, ...]:
     return PRODUCER if role == PRODUCER_ROLE else CONSUMER
 
 
-def chosen(roles: Sequence[str], text: str = "", every: int = 1) -> Iterator[tuple[str, Point]]:
-    """The killings of these roles whose point or step contains `text`; of these the first and each `every`-th on."""
+def chosen(
+    roles: Sequence[str], text: str = "", every: int = 1, handle_type: str = HandleType.POSIX_FD
+) -> Iterator[tuple[str, Point]]:
+    """The killings of these roles whose point or step contains `text`; of these the first and each `every`-th on.
+
+    Only points that there are when pools are exported as `handle_type`.
+    """
     wanted = text.casefold()
     found = [
         (role, point)
         for role in roles
         for point in points_of(role)
-        if wanted in point.name.casefold() or wanted in point.step.casefold()
+        if point.handle_type in ("", handle_type)
+        and (wanted in point.name.casefold() or wanted in point.step.casefold())
     ]
     yield from found[::every]
 
@@ -63,12 +70,13 @@ def run(
     killings: Sequence[tuple[str, Point]],
     broken: str | None = None,
     watch: Callable[[Killing], None] = lambda killing: None,
+    handle_type: str = HandleType.POSIX_FD,
 ) -> Matrix:
     """Do the killings; `watch` is told of each. `broken` names a class to put in the place of one of the pool's."""
     before = _shared_memory()
     done = []
     for role, point in killings:
-        done.append(Story(role, point, broken).tell())
+        done.append(Story(role, point, broken, handle_type).tell())
         watch(done[-1])
     return Matrix(tuple(done), _new_shared_memory(before))
 

@@ -7,7 +7,9 @@ its thread answers while the producer waits for the next one.
 from __future__ import annotations
 
 from vmmref.conformance.kills.executioner import Point
+from vmmref.handles import HandleType
 
+_POSIX, _FABRIC = str(HandleType.POSIX_FD), str(HandleType.FABRIC)
 _CALLS = "vmmref.driver.calls:"
 _READER = "vmmref.reader:RankReader."
 _IMPORT = "vmmref.imports:PoolImport."
@@ -15,6 +17,7 @@ _BOOK = "vmmref.book:LeaseBook."
 _PUBLISHER = "vmmref.publisher:Publisher."
 _RECYCLER = "vmmref.recycler:Recycler."
 _BROKER = "vmmref.broker:DescriptorBroker."
+_ASKING = "vmmref.broker:request_descriptor"
 _POOL = "vmmref.pool:VmmMemoryPool."
 _PROXY = "vmmref.proxy:TensorProxy."
 _PACKED = "vmmref.packed:PackedTensorProxy."
@@ -22,9 +25,10 @@ _FINISH = "vmmref.proxy:Reconstruction.finish"
 
 CONSUMER: tuple[Point, ...] = (
     Point("a proxy has arrived", "deliver", "return", _PROXY + "from_bytes"),
-    Point("a descriptor is about to be asked for", "first read", "call", "vmmref.broker:request_descriptor"),
-    Point("a descriptor has been received", "first read", "return", "vmmref.broker:request_descriptor"),
-    Point("the handle is imported", "first read", "return", _CALLS + "import_descriptor"),
+    Point("a descriptor is about to be asked for", "first read", "call", _ASKING, handle_type=_POSIX),
+    Point("a descriptor has been received", "first read", "return", _ASKING, handle_type=_POSIX),
+    Point("the descriptor is imported", "first read", "return", _CALLS + "import_descriptor", handle_type=_POSIX),
+    Point("the FABRIC handle is imported", "first read", "return", _CALLS + "import_fabric", handle_type=_FABRIC),
     Point("addresses are reserved", "first read", "return", _CALLS + "reserve_address"),
     Point("the pool is mapped, nobody may access it", "first read", "return", _CALLS + "map_memory"),
     Point("access is allowed", "first read", "return", _CALLS + "allow_access"),
@@ -81,8 +85,9 @@ PRODUCER: tuple[Point, ...] = (
     Point("access is allowed", "construct", "return", _CALLS + "allow_access"),
     Point("the zeroing of the words is queued", "construct", "return", _CALLS + "fill_bytes"),
     Point("the words are zero", "construct", "ran", "zeroing of the words"),
-    Point("the memory is exported", "construct", "return", _CALLS + "export_descriptor"),
-    Point("the broker has its socket", "construct", "return", _BROKER + "__init__"),
+    Point("the memory has a descriptor", "construct", "return", _CALLS + "export_descriptor", handle_type=_POSIX),
+    Point("the memory has a FABRIC handle", "construct", "return", _CALLS + "export_fabric", handle_type=_FABRIC),
+    Point("the broker has its socket", "construct", "return", _BROKER + "__init__", handle_type=_POSIX),
     Point("the pool is made", "construct", "return", _POOL + "__init__"),
     Point("a process is watched for a rank", "watch", "return", "vmmref.reaper:Reaper.watch"),
     Point("a lease is taken", "publish", "return", _BOOK + "take"),
@@ -92,11 +97,11 @@ PRODUCER: tuple[Point, ...] = (
     Point("R is ready, the host has not seen it", "publish", "ran", "ready store"),
     Point("the lease may be dispatched", "publish", "return", _BOOK + "dispatch"),
     Point("the proxy is made", "publish", "return", _POOL + "wrap_tensor"),
-    Point("the broker serves", "publish", "return", _BROKER + "start"),
+    Point("the broker serves", "publish", "return", _BROKER + "start", handle_type=_POSIX),
     Point("the proxy has its wire form", "publish", "return", _PROXY + "__bytes__"),
-    Point("a client is at the door", "publish", "call", _BROKER + "_accept"),
-    Point("a client shows its token", "publish", "call", _BROKER + "_answer"),
-    Point("the descriptor is sent", "publish", "return", _BROKER + "_answer"),
+    Point("a client is at the door", "publish", "call", _BROKER + "_accept", handle_type=_POSIX),
+    Point("a client shows its token", "publish", "call", _BROKER + "_answer", handle_type=_POSIX),
+    Point("the descriptor is sent", "publish", "return", _BROKER + "_answer", handle_type=_POSIX),
     Point("a lease is claimed for its revocation", "revoke", "return", _BOOK + "claim"),
     Point("the retire store of a revocation is queued", "revoke", "return", _PUBLISHER + "retire"),
     Point("the retire store of a revocation has run", "revoke", "ran", "retire store"),
@@ -120,7 +125,7 @@ PRODUCER: tuple[Point, ...] = (
     Point("every lease is claimed", "shut down", "return", _BOOK + "claim_all"),
     Point("the last lease is retired", "shut down", "ran", "retire store"),
     Point("nothing is queued any more", "shut down", "return", _POOL + "_drain"),
-    Point("the broker has ended", "shut down", "return", _BROKER + "close"),
+    Point("the broker has ended", "shut down", "return", _BROKER + "close", handle_type=_POSIX),
     Point("the memory is unmapped", "shut down", "return", _CALLS + "unmap_memory"),
     Point("the memory is released", "shut down", "return", _CALLS + "release_memory"),
     Point("the pool has ended", "shut down", "return", _POOL + "shutdown"),

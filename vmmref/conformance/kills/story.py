@@ -15,6 +15,7 @@ from vmmref.conformance import payloads
 from vmmref.conformance.kills.actors import DATA_BYTES, RANKS, payload
 from vmmref.conformance.kills.executioner import Point
 from vmmref.conformance.kills.stage import ANYTHING, NOTHING, Hopeless, ProducerDied, Stage
+from vmmref.handles import HandleType
 from vmmref_models.reasons import Reason
 
 NOBODY = "nobody dies"
@@ -54,8 +55,11 @@ class Killing(NamedTuple):
 class Story(Stage):
     """One telling, with a victim or without. `broken` names a class to put in the place of one of the pool's."""
 
-    def __init__(self, role: str, point: Point | None, broken: str | None = None) -> None:
+    def __init__(
+        self, role: str, point: Point | None, broken: str | None = None, handle_type: str = HandleType.POSIX_FD
+    ) -> None:
         super().__init__(role, point, broken)
+        self._handle_type = str(handle_type)
         self._forms: dict[int, str] = {}
         """Wire forms that have reached the teller, by seed."""
         self._begun: set[int] = set()
@@ -81,7 +85,7 @@ class Story(Stage):
     # ---- the story
 
     def _tell_it(self) -> None:
-        self._produce("construct", "construct")
+        self._produce("construct", "construct", self._handle_type)
         for rank, process in enumerate(self._consumers):
             self._produce("watch", "watch", rank, process.process_id)
         self._read_and_release()
@@ -229,7 +233,7 @@ class Story(Stage):
             self._end_alone(rank)
         self._producer = self._start_producer(victim="")
         self._forms.clear()
-        self._produce("start again", "construct")
+        self._produce("start again", "construct", self._handle_type)
         self._publish(PLAIN)
         for rank in range(RANKS):
             self._deliver(rank, PLAIN)
