@@ -78,7 +78,8 @@ class DescriptorBroker:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             taken.callback(os.close, self._wake)
             self._selector = taken.enter_context(selectors.DefaultSelector())
-            self._listener = taken.enter_context(_new_socket())
+            self._listener = _new_socket()
+            taken.callback(self._stop_listening)
             self._listener.bind(name)
             self._listener.listen(_QUEUE)
             self._listener.setblocking(False)
@@ -118,10 +119,16 @@ class DescriptorBroker:
         except BaseException as error:
             self._failure = error
             # BRK-3: who waits in the queue, and whoever comes, gets an answer now and not at the end of its patience.
-            self._listener.close()
+            self._stop_listening()
         finally:
             while self._clients:
                 self._clients.popitem()[0].close()
+
+    def _stop_listening(self) -> None:
+        # A forked child that still holds the socket would keep it listening, and clients waiting in its queue.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
 
     def _serve(self) -> None:
         while True:

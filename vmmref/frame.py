@@ -112,6 +112,8 @@ class PoolFrame:
             if recycle_interval is not None:
                 self._recycler_thread = RecyclerThread(weak_pass(self), recycle_interval, self._life.fail)
             self._end_if_dropped = self._watch_for_being_dropped()
+            # The first step of the way back: nothing may be closed twice, least of all a descriptor's number.
+            self._unwind.push(self._end_if_dropped.detach)
         except BaseException as error:
             # LIFE-4
             self._unwind.run(cause=error)
@@ -155,7 +157,7 @@ class PoolFrame:
         if byte_tensor is not None:
             self._address = check_backing(byte_tensor, size, self._device)
             self._handle = self._adopt(self._address, size)
-            self._unwind.push(lambda: calls.release_memory(self._handle))
+            self._unwind.push(partial(calls.release_memory, self._handle))
             return size
         reservation = self.reservation_type(self._device, size, self.handle_type.driver_type)
         self._unwind.push(reservation.close)
@@ -203,12 +205,12 @@ class PoolFrame:
             locator = calls.export_fabric(self._handle)
         else:
             descriptor = export_descriptor(self._handle)
-            self._unwind.push(lambda: os.close(descriptor))
+            self._unwind.push(partial(os.close, descriptor))
             self._descriptor = descriptor
             register_exporter(nonce, partial(duplicate_descriptor, descriptor))
             self._unwind.push(partial(forget_exporter, nonce))
             self._broker = broker = self.broker_type(descriptor, self.transport_name)
-            self._unwind.push(lambda: broker.close(self._timeout))
+            self._unwind.push(partial(broker.close, self._timeout))
             locator = broker.locator
         # HND-4: of its own, so that a broker that has died does not make a living pool look gone.
         self._beacon = beacon = self.beacon_type()
@@ -219,7 +221,11 @@ class PoolFrame:
         )  # fmt: skip
 
     def _watch_for_being_dropped(self) -> weakref.finalize[[], Self]:
-        """Let the host side end when the pool is collected without having been shut down."""
+        """Let the host side end when the pool is collected without having been shut down.
+
+        No step of the way back refers to the pool, so it is collected as soon as its last user lets go of it, and not
+        in whatever thread the collector of cycles runs.
+        """
         in_use = (self._book, self._byte_tensor)
         host_side = HostSide(
             self.transport_name, self._card.nonce, self._beacon, self._reaper, self._broker, self._descriptor,
@@ -297,7 +303,6 @@ class PoolFrame:
             self._drain_or_fail(deadline)
             # Also when the driver refuses to take something back: it is not asked twice (HND-1).
             closed = True
-            self._end_if_dropped.detach()
             self._unwind.run()
         finally:
             self._life.end_close(closed)

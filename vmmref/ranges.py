@@ -28,7 +28,7 @@ class FreeRanges:
         self._end_of: dict[int, int] = {}
         self._start_of: dict[int, int] = {}
         if start < end:
-            self._by_size.append((end - start) << _START_BITS | start)
+            self._by_size.append(((end - start) << _START_BITS) + start)
             self._end_of[start] = end
             self._start_of[end] = start
 
@@ -49,7 +49,7 @@ class FreeRanges:
         else:
             self._end_of[end] = free_end
             self._start_of[free_end] = end
-            self._replace(index, (free_end - end) << _START_BITS | end)
+            self._replace(index, ((free_end - end) << _START_BITS) + end)
         return start, end
 
     def _find(self, need: int) -> int:
@@ -64,16 +64,16 @@ class FreeRanges:
         after = self._end_of.pop(end, None)
         index = -1
         if before is not None:
-            index = bisect_left(by_size, (start - before) << _START_BITS | before)
+            index = bisect_left(by_size, ((start - before) << _START_BITS) + before)
             start = before
         if after is not None:
             if index >= 0:
                 del by_size[index]
-            index = bisect_left(by_size, (after - end) << _START_BITS | end)
+            index = bisect_left(by_size, ((after - end) << _START_BITS) + end)
             end = after
         self._end_of[start] = end
         self._start_of[end] = start
-        packed = (end - start) << _START_BITS | start
+        packed = ((end - start) << _START_BITS) + start
         if index >= 0:
             self._replace(index, packed)
         else:

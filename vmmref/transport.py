@@ -333,10 +333,10 @@ class FeatureTransport:
         """The request's fields with tensors on `device` in place of proxies and host copies; `fields` stays as it is.
 
         Acknowledges every lease for `consumer_rank`, a rank or a group (see
-        `TensorProxy.reconstruct_on_target_device`). Asking again
-        gives the same tensors; they live as long as the proxies. When one field fails, the rest is released for this
-        rank, so that no lease waits for it, and the error is raised with later ones as notes. Raises ArgumentError for
-        a rank or device that cannot be, and releases nothing then: call again with the right one.
+        `TensorProxy.reconstruct_on_target_device`). Asking again gives the same tensors; they live as long as the
+        proxies. When one field fails, the rest is released for this rank, so that no lease waits for it, and the error
+        is raised with later ones as notes. Raises ArgumentError for a rank or device that cannot be, and releases
+        nothing then: call again with the right one.
         """
         home = _torch_device(device)
         holders = _holders(fields, consumer_count, consumer_rank)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -504,6 +505,33 @@ def test_brk_3_a_broker_that_cannot_be_made_says_so(monkeypatch: pytest.MonkeyPa
         DescriptorBroker(0, "CUDA VMM")
     assert told.value.reason is Reason.BROKER_FAILED
     assert open_descriptors() == before
+
+
+@pytest.mark.rule("BRK-3")
+def test_brk_3_a_fork_that_lives_on_keeps_no_client_waiting(broker: DescriptorBroker) -> None:
+    """
+    A helper process that inherited the socket does not make a closed broker look like one that is slow.
+
+    Given: a broker, and a forked child that holds its socket and lives on.
+    When: the broker is closed, and a descriptor is asked for.
+    Then: refused at once.
+    """
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        # Newer Pythons warn of a fork with threads about, which is what this is about.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    try:
+        broker.close(10)
+        assert_refused_at_once(broker)
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)
+        os.close(reader)
 
 
 def test_close_twice_and_start_after_close_do_nothing(broker: DescriptorBroker) -> None:

@@ -8,7 +8,7 @@ import tracemalloc
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vmmref import wire
@@ -74,14 +74,14 @@ def test_parsing_takes_bounded_memory(body: bytes) -> None:
     data = seal(body)
     tracemalloc.start()
     try:
-        with_peak(data)
+        parsed_or_refused(data)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert peak < MOST_ALLOCATED_BYTES
 
 
-def with_peak(data: bytes) -> None:
+def parsed_or_refused(data: bytes) -> None:
     try:
         wire.unpack(data)
     except WireFormError:
@@ -105,20 +105,19 @@ def test_a_forged_sibling_does_not_become_one_of_the_pack() -> None:
 
 @pytest.fixture(scope="module")
 def locator() -> Iterator[bytes]:
-    """A serving broker; it has as many descriptors at the end as in the beginning."""
+    """A serving broker; this process has as many descriptors at the end as in the beginning."""
+    before = len(os.listdir("/proc/self/fd"))
     descriptor = os.memfd_create("pool", os.MFD_CLOEXEC)
     os.write(descriptor, CONTENT)
     broker = DescriptorBroker(descriptor, "CUDA VMM")
     broker.start()
-    before = len(os.listdir("/proc/self/fd"))
     yield broker.locator
-    after = len(os.listdir("/proc/self/fd"))
     broker.close(10)
     os.close(descriptor)
-    assert after == before
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(st.data())
 def test_only_who_begins_with_the_token_is_served(locator: bytes, data: st.DataObject) -> None:
     token = locator[:TOKEN_BYTES]

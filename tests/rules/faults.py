@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,6 +21,8 @@ LOST = 700
 """CUDA_ERROR_ILLEGAL_ADDRESS, after which a real driver answers nothing else: what later faults answer."""
 MANY = 400
 """More calls than any operation makes."""
+SECOND = 3
+"""How far behind the first failure a second one is tried: a clean-up makes few calls."""
 PAIRS = pytest.StashKey[Counter[str]]()
 """Where the pairs are counted, by what failed; `tests/rules/conftest.py` shows them."""
 
@@ -31,21 +33,21 @@ class Faults(NamedTuple):
     name: str
     first: int
     """What the k-th call answers."""
-    later: int
-    """How many calls behind it fail with LOST, one after the other: those of the clean-up."""
+    behind: Sequence[int] = ()
+    """How far behind it further calls fail with LOST, 1 = the next: those of the clean-up."""
 
     def arm(self, simulator: Simulator, k: int) -> None:
         """Let them fail from now on."""
         simulator.fail_any(k, self.first)
-        for behind in range(1, self.later + 1):
+        for behind in self.behind:
             simulator.fail_any(k + behind, LOST)
 
 
 FAULTS = (
-    Faults("one call", UNKNOWN_ERROR, 0),
-    Faults("one call for want of memory", OUT_OF_MEMORY, 0),
-    Faults("a call and the next", UNKNOWN_ERROR, 1),
-    Faults("a call and all behind it", UNKNOWN_ERROR, MANY),
+    Faults("one call", UNKNOWN_ERROR),
+    Faults("one call for want of memory", OUT_OF_MEMORY),
+    *(Faults(f"a call and the one {behind} behind it", UNKNOWN_ERROR, (behind,)) for behind in range(1, SECOND + 1)),
+    Faults("a call and all behind it", UNKNOWN_ERROR, range(1, MANY + 1)),
 )
 
 
@@ -96,7 +98,7 @@ def attempt(simulator: Simulator, monkeypatch: pytest.MonkeyPatch, pairs: Counte
             act()
         except VmmRefError as told:
             error = told
-        complete = simulator.armed() == 1 + faults.later
+        complete = simulator.armed() == 1 + len(faults.behind)
         simulator.clear_faults()
         if not complete:
             pairs[faults.name] += 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hmac
+import os
 import pickle
 import threading
 
 import pytest
 
+from tests.rules.test_handles import in_forked_child
 from tests.rules.toy import Make, Toy, another
 from vmmref.broker import request_descriptor
 from vmmref.errors import BrokerError, PoolClosing
@@ -98,3 +100,19 @@ def test_brk_3_a_proxy_travels_when_the_broker_could_start_at_last(toy: Make, mo
             bytes(proxy)
     assert told.value.reason is Reason.BROKER_FAILED
     assert pool.read(another(proxy)) == b"\1" * 256
+
+
+@pytest.mark.rule("HND-7")
+def test_hnd_7_a_fork_of_the_producer_serves_nobody(toy: Make) -> None:
+    """
+    A forked child does not begin to serve on its parent's socket.
+
+    Given: a pool whose broker has not been needed yet.
+    When: the process forks and the child asks for a wire form; then the parent does.
+    Then: FORKED in the child; the parent's proxy travels, and a descriptor can be had.
+    """
+    pool = toy(handle_type="posix_fd")
+    proxy = pool.wrap(1)
+    assert in_forked_child([lambda: bytes(proxy)]) == [Reason.FORKED]
+    bytes(proxy)
+    os.close(request_descriptor(pool.pool.card.locator, "CUDA VMM"))

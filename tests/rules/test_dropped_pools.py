@@ -107,9 +107,8 @@ def forgetful(simulator: Simulator) -> Iterator[Simulator]:
 
 
 def drop(made: list[VmmMemoryPool]) -> None:
-    """Hold on to these no longer."""
+    """Hold on to these no longer; no cycle is collected for them to be gone."""
     made.clear()
-    gc.collect()
 
 
 def used(pool: VmmMemoryPool) -> list[TensorProxy]:

@@ -174,14 +174,15 @@ def _write(json_file: Path | None, document: dict[str, Any], seconds: float) -> 
 
 def _catalogue(console: Console, night: bool, limits: Limits, json_file: Path | None) -> int:
     """Every wrong protocol must break its rules at the pinned lengths, every right one none; the exit status."""
-    from vmmref_models.protocols import CLEAN, KNOWN_WRONG, NIGHT, RELYING
+    from vmmref_models.clean_scopes import CLEAN, NIGHT
+    from vmmref_models.protocols import KNOWN_WRONG, RELYING
 
     status, seconds = 0, 0.0
     searches: list[dict[str, Any]] = []
     wrong = [
         Expected(known.protocol, known.scope, known.broken) for known in (*KNOWN_WRONG.values(), *RELYING.values())
     ]
-    clean = [Expected(entry.protocol, entry.scope, {}) for entry in (*CLEAN, *(NIGHT if night else ()))]
+    clean = [Expected(entry.protocol, entry.scope, {}, entry.counts) for entry in (*CLEAN, *(NIGHT if night else ()))]
     for expected in (*wrong, *clean):
         result = _searched(console, expected.protocol, expected.scope, limits, to_the_end=True)
         console.print(_row(expected, result), soft_wrap=True, highlight=False, markup=False)
@@ -206,10 +207,12 @@ class Expected(NamedTuple):
     scope: Scope
     broken: Mapping[str, int]
     """The shortest sequence for each rule that must break."""
+    counts: tuple[int, int, int] | None = None
+    """States, transitions and depth, where they are pinned."""
 
     def met_by(self, result: Result) -> bool:
         """Whether the search was complete and found just this."""
-        return result.complete and result.broken == dict(self.broken)
+        return result.complete and result.broken == dict(self.broken) and self.counts in (None, result.counts)
 
     def missed_by(self, result: Result) -> bool:
         """Whether it found something else; an incomplete search that found less has not."""
@@ -222,5 +225,6 @@ def _row(expected: Expected, result: Result) -> str:
         outcome = f"incomplete: {outcome}"
     if not expected.met_by(result):
         pinned = ", ".join(f"{rule} after {length}" for rule, length in expected.broken.items()) or "no rule broken"
-        outcome += f"; pinned was: {pinned}"
+        counts = f" and states, transitions, depth = {expected.counts}" if expected.counts else ""
+        outcome += f"; pinned was: {pinned}{counts}"
     return f"{expected.protocol.name} ({_scope_in_words(expected.scope)}): {result.states:,} states; {outcome}"

@@ -105,15 +105,16 @@ def fuzz(target: str, seconds: int, seed: int, corpus: Path) -> None:
     """Fuzz until the time is over, which ends this process: with status 0, or another one and the input that failed."""
     import atheris
 
-    first = Path(tempfile.mkdtemp(prefix="vmmref-fuzz-"))
-    with atheris.instrument_imports(include=["vmmref"]):
-        check = TARGETS[target](first)
     corpus.mkdir(parents=True, exist_ok=True)
+    with atheris.instrument_imports(include=["vmmref"]):
+        check = TARGETS[target](corpus)
     atheris.Setup(
         [
             sys.argv[0], f"-max_total_time={seconds}", f"-seed={seed}", f"-max_len={_LONGEST_INPUT_BYTES}",
             f"-malloc_limit_mb={_MOST_ALLOCATED_MIB}", f"-rss_limit_mb={_MOST_RESIDENT_MIB}", "-timeout=30",
-            f"-artifact_prefix={corpus}/", "-print_final_stats=1", str(corpus), str(first),
+            f"-artifact_prefix={corpus}/", "-print_final_stats=1",
+            # A well-formed input has no branch to itself that shorter bad ones together have not: keep it all the same.
+            "-keep_seed=1", "-reduce_inputs=0", str(corpus),
         ],
         check,
     )  # fmt: skip

@@ -122,7 +122,7 @@ class _CarelessTable(RankTable):
         return True
 
 
-@broken("ACK-2", flavour="full pool")
+@broken("ACK-2", flavour="duplicates")
 class AcknowledgesLate(RankReader):
     """Acknowledges a lease that it judged late behind the acknowledgement of a newer one: the word falls."""
 
