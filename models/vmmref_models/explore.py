@@ -73,6 +73,11 @@ class Result:
     """Somebody ended it; it is incomplete then."""
 
     @property
+    def counts(self) -> tuple[int, int, int]:
+        """States, transitions and depth."""
+        return self.states, self.transitions, self.depth
+
+    @property
     def broken(self) -> dict[str, int]:
         """The length of the shortest sequence, by rule."""
         return {violation.rule: violation.length for violation in self.violations}
@@ -91,7 +96,7 @@ class Alarm(NamedTuple):
     """Of a state, under the mask: what the step depends on."""
 
 
-class Table(dict[int, tuple[int, ...]]):
+class StepTable(dict[int, tuple[int, ...]]):
     """What a few actions do to each part of a state that they see: the bits that change, one number an outcome."""
 
     def __init__(self, actions: Sequence[Action], layout: Layout, alarms: list[Alarm]) -> None:
@@ -118,7 +123,7 @@ class Table(dict[int, tuple[int, ...]]):
         return found
 
 
-def tables_of(actions: Sequence[Action], layout: Layout, alarms: list[Alarm]) -> list[Table]:
+def tables_of(actions: Sequence[Action], layout: Layout, alarms: list[Alarm]) -> list[StepTable]:
     """The tables of these actions; those that see nearly the same share one."""
     groups: list[tuple[int, list[Action]]] = []
     for action in actions:
@@ -130,7 +135,7 @@ def tables_of(actions: Sequence[Action], layout: Layout, alarms: list[Alarm]) ->
                 break
         else:
             groups.append((mask, [action]))
-    return [Table(members, layout, alarms) for _, members in groups]
+    return [StepTable(members, layout, alarms) for _, members in groups]
 
 
 Naming: TypeAlias = Callable[[int], int]
@@ -175,7 +180,7 @@ class Search:
         self.ends: list[int] = []
         """States of the present level in which nobody can go on without something going wrong."""
 
-    def _tables(self, actions: Sequence[Action]) -> list[tuple[int, Table]]:
+    def _tables(self, actions: Sequence[Action]) -> list[tuple[int, StepTable]]:
         return [(table.mask, table) for table in tables_of(actions, self.pool.layout, self.alarms)]
 
     def run(self, limits: Limits | None = None, to_the_end: bool = False, progress: Progress | None = None) -> Result:

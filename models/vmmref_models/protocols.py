@@ -49,8 +49,19 @@ PLAIN_STORE: Final = replace(
     acknowledge=Acknowledge.STORE,
 )
 
+LATE_RETIRED: Final = replace(
+    RETIRE_VALIDATE_MAX,
+    name="late-retired",
+    sentence="A late lease is retired and set aside, and stale readers acknowledge; only safe with an atomic max.",
+    late=Late.RETIRED,
+    stale_acknowledges=True,
+)
+
 RIGHT: Final[Mapping[str, Protocol]] = MappingProxyType(
-    {protocol.name: protocol for protocol in (RETIRE_VALIDATE_MAX, DEVICE_WAIT_FORM, SMALLEST_SAFE, PLAIN_STORE)}
+    {
+        protocol.name: protocol
+        for protocol in (RETIRE_VALIDATE_MAX, DEVICE_WAIT_FORM, SMALLEST_SAFE, PLAIN_STORE, LATE_RETIRED)
+    }
 )
 """The protocols that keep every rule."""
 
@@ -281,6 +292,27 @@ _NEAR_MISSES: Final = (
         replace(SMALLEST_SAFE, leaves_out_late=False),
     ),
     _near(
+        "judged-no-table",
+        "The host judges R and queues a plain store, and no table says what its rank has entered since.",
+        _scope("revoke"),
+        {"ACK-2": 22, "LIV-1": 30},
+        replace(SMALLEST_SAFE, table=Table.NEVER),
+    ),
+    _near(
+        "stale-store-no-table",
+        "A stale reader acknowledges by a plain store, and no table refuses it when its rank has read a newer lease.",
+        _scope("revoke"),
+        {"ACK-2": 20, "LIV-1": 28},
+        replace(PLAIN_STORE, table=Table.NEVER, stale_acknowledges=True),
+    ),
+    _near(
+        "unsent-not-retired",
+        "A lease that was never dispatched is freed without a retire store, and its proxies are handed on later.",
+        _scope("cancel,late-delivery"),
+        {"CON-1": 11},
+        replace(_RIGHT, retires_unsent=False),
+    ),
+    _near(
         "unmap-with-queued-work",
         "The producer unmaps without waiting for its queued work.",
         _scope("shutdown", leases=1),
@@ -331,50 +363,3 @@ RELYING: Final[Mapping[str, KnownWrong]] = MappingProxyType(
     }
 )
 """For each environment obligation a protocol that relies on it, and what breaks when it is not kept."""
-
-
-@dataclass(frozen=True)
-class Clean:
-    """A protocol and a scope in which it keeps every rule."""
-
-    protocol: Protocol
-    scope: Scope
-
-
-EVERY_OBLIGATION_BROKEN: Final = "dup:2,foreign,revoke,cancel,late-delivery"
-
-CLEAN: Final = (
-    Clean(RETIRE_VALIDATE_MAX, Scope(leases=3)),
-    Clean(RETIRE_VALIDATE_MAX, Scope(leases=3, generations=1)),
-    Clean(RETIRE_VALIDATE_MAX, Scope(leases=3, faults=faults_from("dup"))),
-    Clean(RETIRE_VALIDATE_MAX, Scope(leases=3, faults=faults_from("revoke"))),
-    Clean(RETIRE_VALIDATE_MAX, Scope(faults=faults_from("dup,revoke"))),
-    Clean(RETIRE_VALIDATE_MAX, _scope(EVERY_OBLIGATION_BROKEN)),
-    Clean(RETIRE_VALIDATE_MAX, Scope(leases=3, faults=faults_from("cancel,copy-fail,deadline"))),
-    Clean(RETIRE_VALIDATE_MAX, Scope(halves=1, faults=faults_from("borrow,revoke,crash,shutdown"))),
-    Clean(RETIRE_VALIDATE_MAX, Scope(consumers=3)),
-    Clean(RETIRE_VALIDATE_MAX, Scope(consumers=3, faults=faults_from("revoke"))),
-    Clean(RETIRE_VALIDATE_MAX, Scope(leases=3, halves=1, faults=faults_from("group,revoke,crash,deadline"))),
-    Clean(DEVICE_WAIT_FORM, Scope(leases=3)),
-    Clean(DEVICE_WAIT_FORM, Scope(faults=faults_from("revoke,copy-fail,shutdown"))),
-    Clean(DEVICE_WAIT_FORM, _scope("dup,foreign,revoke,cancel,late-delivery")),
-    Clean(SMALLEST_SAFE, Scope(faults=faults_from("dup,revoke"))),
-    Clean(SMALLEST_SAFE, _scope("dup,revoke,crash,rejoin,reader-fail")),
-    Clean(SMALLEST_SAFE, _scope("dup,revoke,cancel,late-delivery,copy-fail,reader-fail")),
-    Clean(SMALLEST_SAFE, Scope(halves=1, faults=faults_from("borrow,revoke,shutdown"))),
-    Clean(PLAIN_STORE, _scope("dup,revoke:2,cancel,copy-fail,crash")),
-)
-"""Small scopes in which the right protocols were searched completely and keep every rule."""
-
-NIGHT: Final = (
-    Clean(RETIRE_VALIDATE_MAX, Scope(leases=3, faults=faults_from("revoke:2,copy-fail"))),
-    Clean(RETIRE_VALIDATE_MAX, Scope(leases=3, halves=1, faults=faults_from("dup,revoke"))),
-    Clean(RETIRE_VALIDATE_MAX, Scope(halves=1, faults=faults_from("dup:2,revoke,crash,rejoin"))),
-    Clean(RETIRE_VALIDATE_MAX, Scope(slots=3, units=3, leases=3, faults=faults_from("revoke"))),
-    Clean(RETIRE_VALIDATE_MAX, Scope(consumers=3, leases=3, halves=1, faults=faults_from("revoke"))),
-    Clean(DEVICE_WAIT_FORM, Scope(leases=3, halves=1, faults=faults_from("dup,revoke"))),
-    Clean(SMALLEST_SAFE, Scope(leases=3, halves=1, faults=faults_from("dup,revoke"))),
-    Clean(SMALLEST_SAFE, Scope(halves=1, faults=faults_from("dup,revoke,copy-fail,reader-fail,crash"))),
-    Clean(PLAIN_STORE, Scope(halves=1, faults=faults_from("dup,revoke:2,cancel,copy-fail,crash"))),
-)
-"""Larger scopes, for a machine that has half an hour and some gigabytes."""

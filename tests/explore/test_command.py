@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vmmref.cli import main
-from vmmref_models import explore, protocols
+from vmmref_models import clean_scopes, explore, protocols
 
 
 def run(*arguments: str) -> int:
@@ -76,8 +77,9 @@ def test_catalogue_compares_with_what_is_pinned(tmp_path: Path, monkeypatch: pyt
     known = protocols.KNOWN_WRONG["geq-max"]
     monkeypatch.setattr(protocols, "KNOWN_WRONG", {"geq-max": known})
     monkeypatch.setattr(protocols, "RELYING", {})
-    monkeypatch.setattr(protocols, "CLEAN", (protocols.Clean(protocols.RETIRE_VALIDATE_MAX, known.scope),))
-    monkeypatch.setattr(protocols, "NIGHT", (protocols.Clean(known.protocol, known.scope),))
+    right = clean_scopes.Clean(protocols.RETIRE_VALIDATE_MAX, known.scope, (541, 1276, 36))
+    monkeypatch.setattr(clean_scopes, "CLEAN", (right,))
+    monkeypatch.setattr(clean_scopes, "NIGHT", (replace(right, counts=(1, 1, 1)),))
     status, report = searched(tmp_path, "--catalogue")
     assert status == 0
     assert [(search["protocol"], search["as_pinned"]) for search in report["searches"]] == [

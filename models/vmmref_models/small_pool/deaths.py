@@ -25,7 +25,7 @@ def deaths(pool: SmallPool, rank: int) -> Iterator[Action]:
         forged = (*state, *leases, *lease_names(pool), *(("A", slot, rank) for slot in pool.slots))
         yield Action("forge", forged, partial(_forge_for_dead, pool, rank))
     else:
-        yield Action("reap", (*state, *awaited, *leases), partial(_reap, pool, rank))
+        yield Action("reap", (*state, *awaited), partial(_reap, pool, rank))
     if pool.scope.allowed("rejoin"):
         sees = (("left", "rejoin"), *state, *readers, *streams, *table, *leases)
         yield Action("rejoin", sees, partial(_rejoin, pool, rank), trouble=True)
@@ -64,9 +64,8 @@ def _reap(pool: SmallPool, rank: int, now: Fields) -> Iterator[Step]:
     if not now["dead", rank] or now["vacant", rank] or (now["work", rank] and not pool.reaps_early):
         return
     # Its words are not waited for any more; nobody writes them.
-    alone = pool.stores_for_others
     changes: dict[Field, int] = {("awaited", lease, rank): 0 for lease in pool.leases}
-    speaks = ", and for no member of its group" if alone else ""
+    speaks = ", and for no member of its group" if pool.stores_for_others else ""
     yield Step(now.changed({**changes, ("vacant", rank): 1}), f"rank {rank} is counted as gone{speaks}")
 
 

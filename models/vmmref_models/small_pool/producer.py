@@ -14,22 +14,17 @@ def actions(pool: SmallPool) -> Iterator[Action]:
     """Everything that the producer's host and streams do in an untroubled run."""
     yield publishing(pool)
     for lease in pool.leases:
-        yield from (
-            dispatching(pool, lease),
-            copying(pool, lease),
-            looking(pool, lease),
-            queueing(pool, lease, "phase"),
-        )
-        yield from (retiring(pool, lease, "phase"), freeing(pool, lease, "phase"))
-        if not pool.protocol.claims:
-            yield from (queueing(pool, lease, "other"), retiring(pool, lease, "other"), freeing(pool, lease, "other"))
+        yield from (dispatching(pool, lease), copying(pool, lease), looking(pool, lease))
+        # Without claims two parties may be taking the same lease back, each on its own way.
+        for way in ("phase",) if pool.protocol.claims else ("phase", "other"):
+            yield from (queueing(pool, lease, way), retiring(pool, lease, way), freeing(pool, lease, way))
 
 
 def publishing(pool: SmallPool) -> Action:
     """Take a free slot, its next generation and a free unit, and queue copy and ready store."""
     sees: list[Field] = [("closing",), ("dead producer",)]
     for lease in pool.leases:
-        sees += [("phase", lease), ("other", lease), ("written", lease), *pool.names(lease)]
+        sees += [("phase", lease), ("other", lease), *pool.names(lease)]
         sees += [("range back", lease), ("slot back", lease)]
     return Action("publish", (*sees, *_zeroed_words(pool)), partial(_publish, pool))
 
@@ -80,7 +75,7 @@ def _holds(now: Fields, lease: int) -> bool:
 
 def dispatching(pool: SmallPool, lease: int) -> Action:
     """Hand the lease's proxies out: when the host has seen R, or at once where readers wait on the device."""
-    sees = (("phase", lease), ("sent", lease), ("written", lease), ("dead producer",), ("closing",))
+    sees = (("phase", lease), ("sent", lease), ("written", lease), ("dead producer",))
     vacant: tuple[Field, ...] = tuple(("vacant", rank) for rank in pool.ranks)
     return Action("dispatch", (*sees, *vacant, *pool.awaited(lease)), partial(_dispatch, pool, lease))
 
@@ -132,15 +127,8 @@ def _part(pool: SmallPool, half: int) -> str:
 
 def looking(pool: SmallPool, lease: int) -> Action:
     """The recycler sees that every awaited rank has acknowledged."""
-    sees = (
-        ("phase", lease),
-        ("sent", lease),
-        ("dead producer",),
-        *pool.names(lease),
-        *pool.words(),
-        *pool.awaited(lease),
-    )
-    return Action("look", sees, partial(_look, pool, lease))
+    own = (("phase", lease), ("sent", lease), ("dead producer",), *pool.names(lease))
+    return Action("look", (*own, *pool.words(), *pool.awaited(lease)), partial(_look, pool, lease))
 
 
 def _look(pool: SmallPool, lease: int, now: Fields) -> Iterator[Step]:
@@ -152,7 +140,7 @@ def _look(pool: SmallPool, lease: int, now: Fields) -> Iterator[Step]:
 
 def queueing(pool: SmallPool, lease: int, way: str) -> Action:
     """Claim the lease that was seen complete, and queue its retire store."""
-    sees = ((way, lease), ("dead producer",), ("range back", lease), ("slot back", lease))
+    sees = ((way, lease), ("sent", lease), ("dead producer",), ("range back", lease), ("slot back", lease))
     return Action("claim and queue", sees, partial(_queue, pool, lease, way))
 
 
@@ -162,7 +150,7 @@ def _queue(pool: SmallPool, lease: int, way: str, now: Fields) -> Iterator[Step]
         return
     if phase == Phase.LOOKED and pool.protocol.claims:
         yield Step(now.changed({(way, lease): Phase.CLAIMED}), f"claim lease {lease}")
-    elif phase in (Phase.LOOKED, Phase.CLAIMED) and pool.protocol.retires:
+    elif phase in (Phase.LOOKED, Phase.CLAIMED) and _retires(pool, lease, now):
         yield Step(now.changed({(way, lease): Phase.QUEUED}), f"queue the retire store of lease {lease}")
     elif phase == Phase.QUEUED:
         for early, back, what in (
@@ -171,6 +159,11 @@ def _queue(pool: SmallPool, lease: int, way: str, now: Fields) -> Iterator[Step]
         ):
             if early and not now[back, lease]:
                 yield Step(now.changed({(back, lease): 1}), f"give back the {what} of lease {lease}")
+
+
+def _retires(pool: SmallPool, lease: int, now: Fields) -> bool:
+    """Whether this lease is retired before it is freed."""
+    return pool.protocol.retires and (pool.protocol.retires_unsent or now["sent", lease] == 1)
 
 
 def retiring(pool: SmallPool, lease: int, way: str) -> Action:
@@ -209,7 +202,7 @@ def freeing(pool: SmallPool, lease: int, way: str) -> Action:
 
 
 def _free_lease(pool: SmallPool, lease: int, way: str, now: Fields) -> Iterator[Step]:
-    last = Phase.RETIRED if pool.protocol.retires else Phase.CLAIMED
+    last = Phase.RETIRED if _retires(pool, lease, now) else Phase.CLAIMED
     if now[way, lease] != last or now["dead producer",]:
         return
     if not _ended(pool, pool.protocol.free_waits_for, now["written", lease]):

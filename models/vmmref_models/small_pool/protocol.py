@@ -100,6 +100,8 @@ class Protocol:
     """Streams of one rank for this pool."""
     retires: bool = True
     """R = 2n + 1 is stored before a lease is freed; without it R = n is all that R ever says."""
+    retires_unsent: bool = True
+    """Also for a lease that was never dispatched."""
     claims: bool = True
     """Who retires a lease takes it first, under the lock; without it everybody acts on what he saw."""
     retire_waits_for: Ended = Ended.READY
