@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -140,6 +141,7 @@ class PoolFrame:
         self._unwind.push(self._recycler.close)
         self._zero_words()
         self._reaper = self.reaper_type(self._layout.consumers)
+        self._counting = threading.Lock()
         self._unwind.push(self._reaper.close)
         self._export(nonce)
 

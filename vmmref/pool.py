@@ -80,7 +80,10 @@ class VmmMemoryPool(PoolFrame):
             return None if publication is None else self._finish(publication)
 
     def begin_publish(self, tensor: Any, borrowable: bool = False, groups: Groups | None = None) -> Publication | None:
-        """The first half of `wrap_tensor`: lease and queue, and do not wait. None when the pool is full."""
+        """The first half of `wrap_tensor`: lease and queue, and do not wait. None when the pool is full.
+
+        The lease is the caller's until `finish_publish` or `cancel_lease`, also when the publication is dropped.
+        """
         with self._life:
             return self._begin(tensor, borrowable, groups)
 
@@ -223,10 +226,11 @@ class VmmMemoryPool(PoolFrame):
         """Let the pool know which process, now alive, acts for `rank`, so that it counts its death (REAP-1).
 
         When the process is gone, every pass counts the rank for the leases that are out, and new leases do not wait for
-        it until another process is watched in its place. Raises ArgumentError for a bad rank, a rank whose process is
-        not dead yet, and a process that does not exist.
+        it until another process is watched in its place. A process that execs another program keeps its number and
+        lives on. Raises ArgumentError for a bad rank, a rank whose process is not dead yet, and a process that does not
+        exist.
         """
-        with self._life:
+        with self._life, self._counting:
             self._reaper.watch(rank, process_id)
             self._book.expect(rank)
 
@@ -236,10 +240,12 @@ class VmmMemoryPool(PoolFrame):
             return self._reap()
 
     def _reap(self) -> list[int]:
-        dead = self._reaper.collect()
-        for rank in dead:
-            self._book.excuse(rank)
-        return dead
+        # REAP-1: in one step with the book, or a new process that is watched in between would be counted as dead.
+        with self._counting:
+            dead = self._reaper.collect()
+            for rank in dead:
+                self._book.excuse(rank)
+            return dead
 
     def recycle(self) -> int:
         """One whole pass: reap, look, claim, reclaim; the number of leases taken back."""

@@ -182,8 +182,9 @@ class Publisher:
             streams.wait(event, self._timeout_seconds, what)
         except TimeoutError:
             raise
-        except BaseException as error:
-            # A queued piece failed: the context is broken and with it every range (LIFE-3).
+        except Exception as error:
+            # A queued piece failed: the context is broken and with it every range (LIFE-3). An interruption from the
+            # keyboard says nothing of the device.
             self._life.fail(error)
             raise
 

@@ -7,7 +7,10 @@ from bisect import bisect_left, insort
 from vmmref.layout import ALIGNMENT
 
 _START_BITS = 48
-"""Offsets stay below 2^48 bytes, the address space of the devices we know; so (size, start) packs into one integer."""
+"""Offsets stay below 2^48 bytes, the address space of the devices we know; so (size, start) packs into one integer.
+
+The two are added, not or-ed: symbolic execution confirms sums over all paths.
+"""
 _START_MASK = (1 << _START_BITS) - 1
 
 

@@ -34,7 +34,8 @@ class Reaper:
             message = f"rank must be one of 0 ... {self._consumers - 1}, got {rank!r}"
             raise ArgumentError(Reason.BAD_RANK, "ACK-4", message)
         try:
-            descriptor = os.pidfd_open(process_id)
+            # No bool, which is an int to Python: True would be process 1.
+            descriptor = os.pidfd_open(process_id if type(process_id) is int else -1)
         except (OSError, TypeError, OverflowError) as error:
             message = f"process {process_id!r} cannot be watched for rank {rank}: {error}"
             raise ArgumentError(Reason.BAD_ARGUMENT, "REAP-1", message) from error

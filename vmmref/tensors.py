@@ -46,7 +46,9 @@ def publishable(tensor: Any, device: Device) -> torch.Tensor:
         raise _refused(f"tensor is on {tensor.device}, the pool's tensors are on {wanted}")
     if tensor.numel() == 0:
         raise _refused(f"tensor of shape {tuple(tensor.shape)} is empty")
-    if tensor.untyped_storage().nbytes() < tensor.element_size() * (tensor.storage_offset() + 1):
+    # PUB-4: to the last element, wherever its strides lead: what lies behind belongs to somebody else.
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.untyped_storage().nbytes() < tensor.element_size() * (tensor.storage_offset() + last + 1):
         raise _refused(f"tensor of shape {tuple(tensor.shape)} has lost its storage")
     if tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg()):
         return tensor

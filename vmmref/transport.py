@@ -19,6 +19,7 @@ import torch
 
 from vmmref.driver.device import parse_device
 from vmmref.errors import ArgumentError, FieldError, LeaseError, MissingProcessor, PoolClosing
+from vmmref.forks import fork_count, refuse_after_fork
 from vmmref.groups import Groups, Ranks, declared_speakers
 from vmmref.lease import PoolLease
 from vmmref.packed import PackedTensorProxy
@@ -125,7 +126,7 @@ class FeatureTransport:
 
     `processor` is the model's multimodal processor, which knows the fields of a request: the transport only insists
     that there is one, and keeps it for its owner. Raises MissingProcessor without one (TRN-1). The pool stays the
-    caller's, who shuts it down. Thread-safe, as long as no two threads publish the same fields.
+    caller's, who shuts it down. Thread-safe, as long as no two threads or tasks publish the same fields at a time.
     """
 
     def __init__(self, pool: VmmMemoryPool, *, processor: Any = None) -> None:
@@ -134,6 +135,7 @@ class FeatureTransport:
             message = "A CUDA VMM-enabled model must provide a multimodal processor, got None"
             raise MissingProcessor(Reason.BAD_ARGUMENT, "TRN-1", message)
         self.processor = processor
+        self._forks = fork_count()
         self._pool = pool
         self._lock = threading.Lock()
         self._unfinished: dict[PublishedRequest, None] = {}
@@ -174,8 +176,10 @@ class FeatureTransport:
         future = self._thread.submit(self._take_on, self._torch_stream(), tensors, terms)
         try:
             request = await asyncio.wrap_future(future)
-        except (asyncio.CancelledError, GeneratorExit):
-            if not future.cancel():
+        except BaseException:
+            # TRN-2: whatever was thrown in here; a publication that has failed by itself has undone itself.
+            failed = future.done() and not future.cancelled() and future.exception() is not None
+            if not failed and not future.cancel():
                 self._thread.submit(self._abandon, future)
             raise
         return self._place(request, fields)
@@ -199,6 +203,8 @@ class FeatureTransport:
 
     def _check(self, fields: Fields, terms: _Terms) -> dict[str, torch.Tensor]:
         """The tensors of `fields`, by name; everything that is refused is refused here, before anything is taken."""
+        # HND-7: the thread of `publish_async` stayed with the parent, so nobody would ever answer.
+        refuse_after_fork(self._forks, "feature transport")
         if not isinstance(fields, MutableMapping):
             raise _refused(f"the fields of a request must be a mutable mapping, got {type(fields).__name__}")
         tensors = {}

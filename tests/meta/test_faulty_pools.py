@@ -22,7 +22,12 @@ SHRINK_SECONDS = 0.5
 WITHOUT_A_POOL: dict[str, str] = {}
 """Rules with a predicate that no pool in the catalogue breaks, and why."""
 
-pytestmark = [pytest.mark.simulator]
+pytestmark = [
+    pytest.mark.simulator,
+    # Broken pools are dropped where they broke, and a hunt that interrupts one may do so in a collector's callback.
+    pytest.mark.filterwarnings("ignore:.* pool was dropped without shutdown:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,17 @@ import threading
 
 import pytest
 
-from vmmref import book
+from vmmref import book, frame, life, reaper, simcuda
 from vmmref.book import Holding, LeaseBook, Phase
 from vmmref.conformance.meetings import STORIES, Broken, meet
 from vmmref.conformance.schedules import Deadlock, Lock, Schedule, Search, replay, watched
+from vmmref.driver import calls, streams
+from vmmref.errors import ArgumentError
 from vmmref.lease import PoolLease
 from vmmref.life import Life
 from vmmref.pool import VmmMemoryPool
+from vmmref.reaper import Reaper
+from vmmref_models.reasons import Reason
 
 pytestmark = [pytest.mark.simulator]
 
@@ -48,13 +52,13 @@ class _LooksThenClaims(LeaseBook):
             return holding
 
 
-class _FreesWithoutTheLock(LeaseBook):
-    """Gives range and slot back without the lock."""
+class _TakesWithoutTheLock(LeaseBook):
+    """Looks for a free slot and a range, and takes them, without the lock."""
 
-    def free(self, holding: Holding) -> None:
+    def take(self, nbytes: int) -> Holding | None:
         lock, self._lock = self._lock, Lock()  # type: ignore[assignment]
         try:
-            super().free(holding)
+            return super().take(nbytes)
         finally:
             self._lock = lock
 
@@ -82,8 +86,8 @@ class _Claims(VmmMemoryPool):
     book_type = _LooksThenClaims
 
 
-class _Frees(VmmMemoryPool):
-    book_type = _FreesWithoutTheLock
+class _Takes(VmmMemoryPool):
+    book_type = _TakesWithoutTheLock
 
 
 class _Closes(VmmMemoryPool):
@@ -94,16 +98,61 @@ class _Closes(VmmMemoryPool):
     ("pool", "story", "lines", "rules"),
     [
         (_Claims, "cancel, revoke, recycle", False, {"ERR-2", "REC-3", "REC-5"}),
-        (_Frees, "cancel, claim by an old look, publish", True, {"ERR-2", "RNG-1", "SLOT-1"}),
+        (_Takes, "publish, publish, recycle", True, {"ERR-2", "RNG-1", "SLOT-1"}),
         (_Closes, "publish, recycle, shut down", False, {"ERR-2", "LIFE-2"}),
         (_WaitsUnderTheLock, "cancel, revoke, recycle", False, {"REC-4"}),
     ],
-    ids=["looks-then-claims", "frees-without-the-lock", "closes-over-its-callers", "waits-under-the-lock"],
+    ids=["looks-then-claims", "takes-without-the-lock", "closes-over-its-callers", "waits-under-the-lock"],
 )
 def test_a_gap_in_the_locking_is_caught(pool: type[VmmMemoryPool], story: str, lines: bool, rules: set[str]) -> None:
-    outcome = meet(story, 2, lines, pool)
+    outcome = meet(story, 1 if lines else 2, lines, pool)
     assert isinstance(outcome.broken, Broken)
     assert outcome.broken.rule in rules, outcome.broken
+
+
+class _OneDeath(Reaper):
+    """Rank 0's process has died; it is seen once, and only then another one may be watched."""
+
+    def watch(self, rank: int, process_id: int) -> None:
+        with self._lock:
+            if not self._watched:
+                message = "rank 0 is acted for by a process that has not been seen dead"
+                raise ArgumentError(Reason.BAD_RANK, "REAP-1", message)
+
+    def collect(self) -> list[int]:
+        with self._lock:
+            seen = bool(self._watched)
+            self._watched[-1] = 0
+            return [] if seen else [0]
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class _Reaps(VmmMemoryPool):
+    reaper_type = _OneDeath
+
+
+@pytest.mark.rule("REAP-1")
+def test_reap_1_who_joins_in_the_middle_of_a_reaping_is_not_counted_as_dead() -> None:
+    """
+    Counting a death and letting a new process act for the rank are one step each.
+
+    Given: a pool whose rank 0 has died.
+    When: one thread reaps while another has a new process watched, in every order.
+    Then: where the new process was accepted, new leases wait for it.
+    """
+    search = Search(bound=2)
+    for choose in search.schedules():
+        with watched((book, frame, life, reaper)), streams.progress(calls.synchronize_event):
+            simcuda.load().reset()
+            simcuda.load().set_mode("stepping")
+            pool = _Reaps(2 << 20, "sim", 1, None, 1, handle_type="fabric")
+            joins = Schedule([("reap", lambda: pool.reap()), ("join", lambda: pool.watch_consumer(0, 1))], choose)  # noqa: B023
+            joins.run()
+            accepted = joins.tasks[1].error is None
+            assert pool._book._dead == (frozenset() if accepted else {0}), search.taken
+            pool.shutdown()
 
 
 def test_every_order_of_two_tasks_is_run_once() -> None:

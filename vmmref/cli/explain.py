@@ -76,6 +76,8 @@ def command(
 
 def _log() -> str:
     """What comes through a pipe, as far as it is searched."""
+    if sys.stdin is None:
+        raise UsageError("- reads standard input, which is closed")
     return sys.stdin.buffer.read(LONGEST_LOG_BYTES).decode(errors="replace")
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from vmmref import book, errors, life, publisher, reaper, recycler, simcuda
+from vmmref import book, errors, frame, life, publisher, reaper, recycler, simcuda
 from vmmref.conformance import schedules
 from vmmref.conformance.schedules import Deadlock, Schedule, Search
 from vmmref.driver import calls, streams
@@ -26,7 +26,7 @@ from vmmref.lease import PoolLease
 from vmmref.pool import VmmMemoryPool
 from vmmref_models.reasons import Reason
 
-LOCKED = (book, life, publisher, recycler, reaper)
+LOCKED = (book, frame, life, publisher, recycler, reaper)
 """The modules whose locks the threads of a pool meet at."""
 LINES = (book, life, publisher, recycler, streams)
 """The modules that are interrupted at every line, on request."""
