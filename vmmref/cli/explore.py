@@ -38,6 +38,9 @@ def command(
         bool, typer.Option("--catalogue", help="Refute every wrong protocol as pinned, and search the right ones.")
     ] = False,
     night: Annotated[bool, typer.Option("--night", help="The catalogue, and larger scopes of the right ones.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Have Spin and Rumur count and judge small scopes, too.")
+    ] = False,
     max_states: Annotated[int, typer.Option(help="Give up at so many states (150 bytes each).", min=1)] = 50_000_000,
     max_seconds: Annotated[float, typer.Option(help="Give up after so long.", min=0.0)] = 3600.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result as JSON.")] = None,
@@ -61,9 +64,11 @@ def command(
         "halves": halves,
         "generations": generations,
     }
-    if catalogue or night:
+    if catalogue or night or compare:
         if protocol or without or faults is not None or any(value is not None for value in numbers.values()):
-            raise UsageError("--catalogue and --night have their own protocols and scopes")
+            raise UsageError("--catalogue, --night and --compare have their own protocols and scopes")
+        if compare:
+            raise typer.Exit(_compared(console, json_file))
         raise typer.Exit(_catalogue(console, night, limits, json_file))
     chosen, scope = _chosen(protocol, numbers, faults, without)
     result = _searched(console, chosen, scope, limits, to_the_end, symmetry)
@@ -197,6 +202,15 @@ def _catalogue(console: Console, night: bool, limits: Limits, json_file: Path | 
     total = f"{kept} of {len(wrong) + len(clean)} searches as pinned, {states:,} states in {seconds:.1f} s"
     console.print(total, highlight=False)
     _write(json_file, {"searches": searches}, seconds)
+    return status
+
+
+def _compared(console: Console, json_file: Path | None) -> int:
+    """The search against two other checkers on encodings of their own; the exit status."""
+    from vmmref.cli._compare import compare
+
+    status, document, seconds = compare(console)
+    _write(json_file, document, seconds)
     return status
 
 
