@@ -108,6 +108,8 @@ def test_catalogue_ends_when_it_is_interrupted(tmp_path: Path, monkeypatch: pyte
         (("--faults", "revoke:many"), "how often is a whole number"),
         (("--without", "luck"), 'there is no obligation "luck"'),
         (("--slots", "0"), "slots = 0 is less than 1"),
+        (("--consumers", "99999"), "consumers = 99999 is more than 64"),
+        (("--consumers", "12", "--no-symmetry"), "at least 2,176,782,336 states (304 GiB), more than the 50,000,000"),
         (("--generations", "-1"), "generations = -1 is less than 0"),
         (("--protocol", "check-mid-copy", "--halves", "1"), "needs two halves"),
         (("--catalogue", "--slots", "1"), "their own protocols and scopes"),

@@ -190,3 +190,12 @@ def test_generations_end() -> None:
     ]
     assert [result.broken for result in results] == [{}, {}]
     assert results[0].states < results[1].states < 9754
+
+
+@pytest.mark.parametrize("halves", [1, 2])
+@pytest.mark.parametrize("consumers", [1, 2, 3])
+@pytest.mark.parametrize("exchangeable", [False, True])
+def test_the_estimate_of_a_scope_is_from_below(halves: int, consumers: int, exchangeable: bool) -> None:
+    scope = Scope(1, 1, consumers, 1, halves)
+    found = Search(SmallPool(RETIRE_VALIDATE_MAX, scope), exchangeable).run(Limits())
+    assert found.states / 4 < scope.least_states(exchangeable) <= found.states

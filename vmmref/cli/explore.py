@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from vmmref_models.small_pool.protocol import Protocol
     from vmmref_models.small_pool.scope import Scope
 
+LARGEST = 64
+"""Of anything in a scope: far beyond what can be searched."""
+BYTES_A_STATE = 150
+"""What the search keeps of one state, measured."""
+
 
 def command(
     protocol: Annotated[str, typer.Option(help="The protocol to search, for example geq-plain.")] = "",
@@ -70,14 +75,16 @@ def command(
         if compare:
             raise typer.Exit(_compared(console, json_file))
         raise typer.Exit(_catalogue(console, night, limits, json_file))
-    chosen, scope = _chosen(protocol, numbers, faults, without)
+    chosen, scope = _chosen(protocol, numbers, faults, without, symmetry, limits)
     result = _searched(console, chosen, scope, limits, to_the_end, symmetry)
     _show(console, chosen, scope, result)
     _write(json_file, _as_json(chosen, scope, result), result.seconds)
     raise typer.Exit(_status(result))
 
 
-def _chosen(name: str, numbers: dict[str, int | None], faults: str | None, without: str) -> tuple[Protocol, Scope]:
+def _chosen(
+    name: str, numbers: dict[str, int | None], faults: str | None, without: str, symmetry: bool, limits: Limits
+) -> tuple[Protocol, Scope]:
     """The protocol, and the scope that was asked for; what was not asked for is as pinned for a known-wrong one."""
     from vmmref_models.protocols import DEFAULT_SCOPE, KNOWN_WRONG, PROTOCOLS, RETIRE_VALIDATE_MAX
     from vmmref_models.small_pool.pool import SmallPool
@@ -94,10 +101,25 @@ def _chosen(name: str, numbers: dict[str, int | None], faults: str | None, witho
             given["faults"] = faults_from(faults)
         scope = replace(scope, **given)
         scope = without_obligations((part.strip() for part in without.split(",") if part.strip()), scope)
+        _check_size(scope, symmetry, limits)
         SmallPool(PROTOCOLS[name], scope)
     except ValueError as error:
         raise UsageError(str(error)) from None
     return PROTOCOLS[name], scope
+
+
+def _check_size(scope: Scope, symmetry: bool, limits: Limits) -> None:
+    """Refuse a scope that surely has more states than the search may hold. Raises ValueError."""
+    most = limits.states
+    for name in ("slots", "units", "consumers", "leases", "halves"):
+        if getattr(scope, name) > LARGEST:
+            raise ValueError(f"{name} = {getattr(scope, name)} is more than {LARGEST}: nobody can search that")
+    least = scope.least_states(symmetry)
+    if least > most:
+        gib = least * BYTES_A_STATE / 2**30
+        raise ValueError(
+            f"this scope has at least {least:,} states ({gib:,.0f} GiB), more than the {most:,} of --max-states"
+        )
 
 
 def _searched(

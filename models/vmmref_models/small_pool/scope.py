@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -71,6 +72,15 @@ class Scope:
         for name, needed in (("rejoin", "crash"), ("late-delivery", "cancel")):
             if self.allowed(name) and not self.allowed(needed):
                 raise ValueError(f"{name} cannot happen without {needed}")
+
+    def least_states(self, exchangeable: bool) -> int:
+        """A number of states that the search of any protocol in this scope surely has: an estimate from below.
+
+        With one lease out, each rank that reads is on its own at one of so many places: not begun, begun, each half
+        copied, R read, acknowledged. Where ranks are `exchangeable`, only how many are at each place counts.
+        """
+        places, ranks = self.halves + 4, 1 if self.allowed("group") else self.consumers
+        return math.comb(ranks + places - 1, ranks) if exchangeable else places**ranks
 
     def allowed(self, fault: str) -> int:
         """How often a fault may happen."""
