@@ -22,11 +22,11 @@ HEAD = """# How each rule is known
 
 Made by `python -m vmmref.conformance.layers` from what the layers declare, never written by hand.
 
-- **Proved** (`vmmref prove`): so many conditions that name the rule are proved in Z3, for any number of slots, ranks and
-  ranges.
+- **Proved** (`vmmref prove`): so many conditions that name the rule are proved in Z3, for any number of slots, ranks
+  and ranges.
 - **Searched** (`vmmref explore --catalogue`): every state of small scopes keeps it, and some wrong protocol breaks it.
-- **Executed** (`python -m vmmref.conformance.symbolic`): so many contracts about the pool's own arithmetic are confirmed
-  symbolically, over all paths.
+- **Executed** (`python -m vmmref.conformance.symbolic`): so many contracts about the pool's own arithmetic are
+  confirmed symbolically, over all paths.
 - **Driven** (`vmmref check`): a predicate judges the reference pool in property runs.
 - **Broken pools** (`vmmref faults`): so many pools that break it on purpose are caught by its name.
 - **Hardware**: seen on a real device; not yet, for no rule.
