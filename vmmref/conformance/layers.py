@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from vmmref.conformance.faulty import CATALOGUE
 from vmmref.conformance.symbolic.catalogue import CONTRACTS
 from vmmref_models import RULES
-from vmmref_models.explore import MEANINGS
 from vmmref_models.proofs.conditions import conditions
 from vmmref_models.proofs.families import SYSTEMS
+from vmmref_models.small_pool.ending import MEANINGS
 
 HEAD = """# How each rule is known
 

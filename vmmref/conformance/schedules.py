@@ -58,7 +58,7 @@ Choose = Callable[[Sequence[int], int | None], int]
 class Schedule:
     """Runs tasks one at a time as `choose` says."""
 
-    def __init__(self, callers: Sequence[tuple[str, Callable[[], None]]], choose: Choose) -> None:
+    def __init__(self, callers: Sequence[tuple[str, Callable[[], object]]], choose: Choose) -> None:
         self.tasks = [Task(number, name) for number, (name, _) in enumerate(callers)]
         self._callers = [caller for _, caller in callers]
         self._choose = choose

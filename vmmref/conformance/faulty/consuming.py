@@ -78,6 +78,17 @@ class NoTable(RankReader):
         super().__init__(device, address, layout, _OpenTable(table.rank, table.device))
 
 
+@broken("CON-3", flavour="deaths")
+class BeginsWithNothing(RankReader):
+    """Begins in a new process with an empty table: what the old one has acknowledged is read again."""
+
+    def start_table(self) -> None:
+        begins = not self._table.started
+        super().start_table()
+        if begins:
+            self._table._last.clear()
+
+
 @broken("CON-4", seen="fail-no-ack")
 class FailsInSilence(RankReader):
     """Does not acknowledge a lease whose reconstruction failed: it is never recycled."""

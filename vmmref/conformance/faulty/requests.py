@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from vmmref.conformance.faulty.broken import broken
+from vmmref.groups import Ranks
+from vmmref.packed import PackedTensorProxy
 from vmmref.pool import VmmMemoryPool
+from vmmref.proxy import TensorProxy
 from vmmref.transport import FeatureTransport, PublishedRequest
 
 
@@ -37,6 +40,22 @@ class LeavesProxiesInTheFields(FeatureTransport):
     def _undo(self, request: PublishedRequest) -> list[BaseException]:
         request._placed.clear()
         return super()._undo(request)
+
+
+@broken("TRN-2", flavour="requests")
+class KeepsTheRest(FeatureTransport):
+    """Does not release the rest of a request of which one field could not be received: its leases never come back."""
+
+    @staticmethod
+    def receive(
+        fields: Mapping[str, Any], device: Any, consumer_count: int | None = None, consumer_rank: Ranks = None
+    ) -> dict[str, Any]:
+        return {
+            name: value.reconstruct_on_target_device(device, consumer_count, consumer_rank)
+            if isinstance(value, TensorProxy | PackedTensorProxy)
+            else value
+            for name, value in fields.items()
+        }
 
 
 @broken("TRN-3", flavour="requests")
