@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import socket
+import struct
 import weakref
 
 from vmmref.errors import BrokerError
@@ -14,11 +15,22 @@ from vmmref_models.reasons import Reason
 _PREFIX = b"\0vmmref-life-"
 LONGEST_NAME_BYTES = 107
 """What a socket address has room for (struct sockaddr_un)."""
+_CREDENTIALS = struct.Struct("3i")
+"""struct ucred: process, user and group of the peer, filled in by the kernel."""
+_strange: set[bytes] = set()
+"""Names that another user has listened to: a name is random and used once, so its pool has ended for good."""
 
 
 def is_beacon_name(name: bytes) -> bool:
     """Whether a name from outside may be asked: an abstract one, so that no file is ever touched."""
     return name[:1] == b"\0" and 1 < len(name) <= LONGEST_NAME_BYTES
+
+
+def peer_user(connected: socket.socket) -> int:
+    """The user id of a connected socket's other end; for a client, of who listens. Raises OSError."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(credentials)[1]
+    return user
 
 
 class Beacon:
@@ -72,14 +84,21 @@ os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def is_dark(name: bytes) -> bool:
-    """Whether nobody listens to a beacon's name. Never waits; where it cannot be told, the answer is no."""
+    """Whether nobody of this user listens to a beacon's name. Never waits; where it cannot be told, it is not."""
+    if name in _strange:
+        return True
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as visitor:
             visitor.setblocking(False)
             visitor.connect(name)
+            # BRK-1: the names of dead producers are free again, and listed for every user while they live.
+            strange = peer_user(visitor) != os.geteuid()
     except ConnectionRefusedError:
         return True
     except OSError:
         # A full queue (somebody listens), or no descriptor left for asking.
         return False
-    return False
+    if strange:
+        # Nobody empties its queue: the next visitor may not be told who listens.
+        _strange.add(name)
+    return strange

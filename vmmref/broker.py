@@ -14,6 +14,7 @@ import struct
 import threading
 import time
 
+from vmmref.beacon import peer_user
 from vmmref.errors import BrokerError
 from vmmref.forks import fork_count, refuse_after_fork
 from vmmref_models.reasons import Reason
@@ -34,8 +35,6 @@ _PAUSE_SECONDS = 0.01
 _ASK_AGAIN = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)
 """Hung up on before the token was read, in a crowd or by a broker that is closing; a signal in the midst of connect."""
 _TIMEVAL = struct.Struct("2l")
-_CREDENTIALS = struct.Struct("3i")
-"""struct ucred: process, user and group of the peer, filled in by the kernel."""
 _GIVEN, _LATER = b"\1", b"\0"
 """The broker's answers to the token: with the descriptor, and "ask again" where the kernel would not take it."""
 
@@ -182,9 +181,8 @@ class DescriptorBroker:
         self._clients[client] = now
         self._selector.register(client, selectors.EVENT_READ)
         client.setblocking(False)
-        peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         # BRK-1: another user is hung up on without a word, whatever token it has.
-        if _CREDENTIALS.unpack(peer)[1] != os.geteuid() or self._answer(client):
+        if peer_user(client) != os.geteuid() or self._answer(client):
             self._hang_up(client)
 
     def _answer(self, client: socket.socket) -> bool:
@@ -269,6 +267,14 @@ def request_descriptor(locator: bytes, transport_name: str) -> int:
     return received[0]
 
 
+def _refuse_another_user(client: socket.socket) -> None:
+    """Raise PermissionError unless who listens is this process's user."""
+    user = peer_user(client)
+    if user != os.geteuid():
+        # BRK-1: the token would serve whoever listens under a dead producer's name to make others read its memory.
+        raise PermissionError(errno.EPERM, f"user {user} listens there, not user {os.geteuid()}")
+
+
 def _ask_once(token: bytes, name: bytes, deadline: float) -> tuple[bytes, array.array[int]] | None:
     """The broker's answer and the descriptors with it; None where it is worth asking again. Raises OSError."""
     with _new_socket() as client:
@@ -279,6 +285,7 @@ def _ask_once(token: bytes, name: bytes, deadline: float) -> tuple[bytes, array.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         try:
             client.connect(name)
+            _refuse_another_user(client)
             client.sendall(token)
             # HND-6: recv_fds of the standard library ignores the flag, so recvmsg it is.
             answer, ancillary, _, _ = client.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
@@ -22,6 +25,7 @@ from vmmref.reader import WAIT_SECONDS, RankReader
 from vmmref.reservation import VmmReservation
 from vmmref.table import RankTable
 from vmmref.unwind import Unwind
+from vmmref.wire import refuse_contradiction
 from vmmref_models.reasons import Reason
 
 _log = logging.getLogger("vmmref")
@@ -44,7 +48,8 @@ class PoolImport:
         self._unfinished: list[RankReader] = []
         self._unwind = Unwind()
         self._changed = threading.Condition()
-        self._inside = 0
+        self._inside: list[int] = []
+        """The thread of each caller inside. Who is inside may come in again, also while somebody waits to close."""
         self._closing = False
         self.closed = False
         self.device = Device(device_name)
@@ -72,18 +77,40 @@ class PoolImport:
         calls.release_memory(handle)
         self.address = reservation.address
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it was dropped, and nothing of it is left."""
+        return self.closed and not self._closing
+
     def __enter__(self) -> PoolImport:
-        refuse_after_fork(self._forks, "import of a pool")
-        with self._changed:
-            if self._closing:
-                raise ProducerGone(Reason.PRODUCER_GONE, "HND-4", "this process has dropped its import of the pool")
-            self._inside += 1
+        if not self.enter(time.monotonic() + WAIT_SECONDS):
+            raise ProducerGone(Reason.PRODUCER_GONE, "HND-4", "this process has dropped its import of the pool")
         return self
+
+    def enter(self, deadline: float) -> bool:
+        """Come inside, to leave by `__exit__`; False when it was dropped.
+
+        Waits until `deadline` for who is about to drop it, and may fail to. Raises WaitTimeout.
+        """
+        refuse_after_fork(self._forks, "import of a pool")
+        me = threading.get_ident()
+        with self._changed:
+            if me not in self._inside:
+                self._wait_until(lambda: not self._closing, deadline, "another thread that drops")
+            if self.closed:
+                return False
+            self._inside.append(me)
+        return True
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
-            self._inside -= 1
+            self._inside.remove(threading.get_ident())
             self._changed.notify_all()
+
+    def _wait_until(self, condition: Callable[[], bool], deadline: float, who: str) -> None:
+        if not self._changed.wait_for(condition, max(0.0, deadline - time.monotonic())):
+            message = f"{who} the import of a pool: {len(self._inside)} call(s) inside have not ended in time"
+            raise WaitTimeout(Reason.TIMED_OUT, "LIFE-5", message)
 
     def rank(self, rank: int) -> RankReader:
         """The one reader of `rank` in this process, for a caller inside.
@@ -137,24 +164,27 @@ class PoolImport:
         was.
         """
         refuse_after_fork(self._forks, "import of a pool")
+        deadline = time.monotonic() + timeout_seconds
         with self._changed:
+            self._wait_until(lambda: not self._closing, deadline, "another thread that drops")
+            if self.closed:
+                return
             self._closing = True
-            empty = self._changed.wait_for(lambda: self._inside == 0, timeout_seconds)
         try:
-            if not empty:
-                message = f"{self._inside} reader(s) inside the import of a pool have not ended in time"
-                raise WaitTimeout(Reason.TIMED_OUT, "LIFE-5", message)
+            with self._changed:
+                self._wait_until(lambda: not self._inside, deadline, "reader(s) inside")
             self._end(timeout_seconds)
         finally:
-            self._closing = self.closed
+            with self._changed:
+                self._closing = False
+                self._changed.notify_all()
 
     def close_if_idle(self) -> None:
         """Drop the import if nobody is inside, nothing is queued or begun, and no view is out; waits for nothing."""
         refuse_after_fork(self._forks, "import of a pool")
         with self._changed, self.device:
-            if self._inside or self._closing or any(reader.is_busy for reader in self._readers):
+            if self._inside or self._closing or self.closed or any(reader.is_busy for reader in self._readers):
                 return
-            self._closing = True
             self._give_back()
 
     def _end(self, timeout_seconds: float) -> None:
@@ -223,6 +253,12 @@ def _descriptor_of(card: PoolCard) -> int:
     return request_descriptor(card.locator, card.transport_name)
 
 
+_Key = tuple[bytes, str]
+"""A pool's nonce and a device's name."""
+_OPENING_SECONDS = 60.0
+"""Who waits for another thread's import: longer than a broker's patience and the driver together should take."""
+
+
 class _Known(NamedTuple):
     """What a process remembers of a pool as long as it can meet proxies of it, imported or not."""
 
@@ -231,47 +267,106 @@ class _Known(NamedTuple):
     """By rank. A table outlives the import: a late alias must find it after a new one too (ACK-2)."""
 
 
+def _result_of(opening: Future[PoolImport]) -> PoolImport:
+    """What another thread's opening comes to. Raises what that raises, and WaitTimeout."""
+    try:
+        return opening.result(_OPENING_SECONDS)
+    except TimeoutError as error:
+        if opening.done():
+            raise
+        message = f"another thread has been importing the pool for {_OPENING_SECONDS} s"
+        raise WaitTimeout(Reason.TIMED_OUT, "HND-4", message) from error
+    finally:
+        # Else the error, which this frame is part of, would keep itself and all that it has seen alive.
+        del opening
+
+
 class ImportTable:
-    """Every import of this process, by pool nonce and device (HND-4)."""
+    """Every import of this process, by pool nonce and device (HND-4). Thread-safe.
+
+    Its lock is held for a look only, never while a producer is asked, memory mapped or somebody waited for (REC-4).
+    """
 
     import_type: type[PoolImport] = PoolImport
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._imports: dict[tuple[bytes, str], PoolImport] = {}
+        self._imports: dict[_Key, PoolImport] = {}
+        self._openings: dict[_Key, Future[PoolImport]] = {}
+        """Imports that a thread is making; others that want the same wait for it."""
         self._known: dict[bytes, _Known] = {}
 
-    def open(self, card: PoolCard, device_name: str) -> PoolImport:
-        """The import of the pool on that device, made at the first call.
+    @contextlib.contextmanager
+    def inside(self, card: PoolCard, device_name: str) -> Iterator[PoolImport]:
+        """Be inside the import of the pool on that device (`open`), which nobody drops meanwhile.
 
-        Raises ProducerGone when the pool does not exist any more and was not imported before.
+        One that is being dropped is waited for, and made again. Raises as `open`, and WaitTimeout.
+        """
+        deadline = time.monotonic() + WAIT_SECONDS
+        found = self.open(card, device_name)
+        while not found.enter(deadline):
+            found = self.open(card, device_name)
+        try:
+            yield found
+        finally:
+            found.__exit__()
+
+    def check(self, card: PoolCard) -> None:
+        """Raise WireFormError when a proxy says something else of a pool than this process knows of it (GEN-5)."""
+        known = self._known.get(card.nonce)
+        if known is not None:
+            refuse_contradiction(card, known.card)
+
+    def open(self, card: PoolCard, device_name: str) -> PoolImport:
+        """The import of the pool on that device, made at the first call; threads that ask meanwhile share what comes.
+
+        Raises ProducerGone when the pool does not exist any more and was not imported before, WireFormError when the
+        card is not the one by which the pool is known here, BrokerError, DriverError and WaitTimeout.
         """
         key = (card.nonce, device_name)
-        found = self._imports.get(key)
-        if found is not None:
-            return found
         with self._lock:
+            self.check(card)
             found = self._imports.get(key)
-            if found is None:
-                # HND-4: whoever restarts its producer never says which imports are over, but comes here.
-                self._try_to_sweep()
-                found = self._imports[key] = self._make(card, device_name)
-            return found
+            if found is not None and not found.is_over:
+                return found
+            under_way = self._openings.get(key)
+            if under_way is None:
+                opening = self._openings[key] = Future()
+                # Before it is made: the tables of a rank must be the same ones for every device (ACK-2).
+                known = self._known.setdefault(card.nonce, _Known(card, {}))
+        return self._make_for_all(key, known, opening) if under_way is None else _result_of(under_way)
 
-    def _make(self, card: PoolCard, device_name: str) -> PoolImport:
+    def _make_for_all(self, key: _Key, known: _Known, opening: Future[PoolImport]) -> PoolImport:
+        """Make an import, and let it or the error be known to all who wait for this opening."""
+        try:
+            # HND-4: whoever restarts its producer never says which imports are over, but comes here.
+            self._try_to_sweep()
+            made = self._make(known, key[1])
+        except BaseException as error:
+            with self._lock:
+                self._openings.pop(key, None)
+            if not known.tables:
+                self._forget(key[0])
+            opening.set_exception(error)
+            raise
+        with self._lock:
+            self._imports[key] = made
+            self._openings.pop(key, None)
+        opening.set_result(made)
+        return made
+
+    def _make(self, known: _Known, device_name: str) -> PoolImport:
+        card = known.card
         if producer_is_gone(card):
             raise _gone(card)
-        known = self._known.get(card.nonce, _Known(card, {}))
         try:
-            made = self.import_type(card, device_name, known.tables)
+            return self.import_type(card, device_name, known.tables)
         except (BrokerError, DriverError) as error:
             # A dead producer answers no broker, and its FABRIC handle cannot be imported any more.
             refused = isinstance(error, BrokerError) or error.call == "cuMemImportFromShareableHandle"
             if not refused or not producer_is_gone(card):
                 raise
             raise _gone(card) from error
-        self._known[card.nonce] = known
-        return made
 
     def _table(self, nonce: bytes, rank: int) -> RankTable | None:
         known = self._known.get(nonce)
@@ -297,14 +392,13 @@ class ImportTable:
         Then those of pools that have ended, as far as nothing is left to wait for.
         """
         unwind = Unwind()
-        with self._lock:
-            unwind.push(self._sweep)
-            for found in self._imports_of(nonce):
-                unwind.push(partial(self._drop, found, partial(found.close, timeout_seconds)))
-            unwind.run()
+        unwind.push(self._sweep)
+        for found in self._imports_of(nonce):
+            unwind.push(partial(self._drop, found, partial(found.close, timeout_seconds)))
+        unwind.run()
 
     def _imports_of(self, nonce: bytes | None) -> list[PoolImport]:
-        return [found for found in self._imports.values() if nonce in (None, found.card.nonce)]
+        return [found for found in tuple(self._imports.values()) if nonce in (None, found.card.nonce)]
 
     def _drop(self, found: PoolImport, end: Callable[[], None]) -> None:
         try:
@@ -312,11 +406,12 @@ class ImportTable:
         finally:
             # Also when the driver has refused to take something back: it is not asked twice (HND-1).
             if found.closed:
-                for key in [key for key, other in self._imports.items() if other is found]:
-                    del self._imports[key]
+                with self._lock:
+                    for key in [key for key, other in self._imports.items() if other is found]:
+                        del self._imports[key]
 
     def _sweep(self) -> None:
-        """Drop the imports of pools that have ended and that nothing here uses any more. The lock is held.
+        """Drop the imports of pools that have ended and that nothing here uses any more.
 
         One that is still used stays for the next time. Raises the first failure, when all were tried.
         """
@@ -330,8 +425,14 @@ class ImportTable:
 
     def _forget(self, nonce: bytes) -> None:
         """Let the tables of an ended pool go: nobody can import it again, so no alias can do harm."""
-        if not self._imports_of(nonce):
-            del self._known[nonce]
+        with self._lock:
+            if all(nonce != other for other, _ in (*self._imports, *self._openings)):
+                self._known.pop(nonce, None)
+
+    def let_go_of_threads(self) -> None:
+        """In a forked child: wait for none of the parent's threads. Its imports stay, and refuse to be used."""
+        self._lock = threading.Lock()
+        self._openings.clear()
 
     def _try_to_sweep(self) -> None:
         try:
@@ -343,6 +444,8 @@ class ImportTable:
 
 IMPORTS = ImportTable()
 """The one table of this process."""
+# HND-7: in a forked child the threads that held its lock, or were making an import, do not exist.
+os.register_at_fork(after_in_child=IMPORTS.let_go_of_threads)
 
 
 def close_imports(nonce: bytes | None = None, timeout_seconds: float = WAIT_SECONDS) -> None:

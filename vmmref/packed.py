@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -20,6 +21,15 @@ from vmmref_models.reasons import Reason
 _Key = tuple[PoolCard, PoolLease, Speakers]
 _wholes: weakref.WeakValueDictionary[_Key, TensorProxy] = weakref.WeakValueDictionary()
 _wholes_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _wholes_lock
+    _wholes_lock = threading.Lock()
+
+
+# HND-7: a thread that has not come along into a forked child may have held it.
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def whole_of(card: PoolCard, lease: PoolLease, speakers: Speakers = ()) -> TensorProxy:

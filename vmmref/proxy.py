@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -113,9 +114,16 @@ class TensorProxy:
         the lease was revoked (CON-5), ProducerGone, BrokerError, DriverError, WaitTimeout, and ArgumentError for ranks
         that are no group of the lease (ACK-4).
         """
+        rank = self.check_rank(consumer_count, consumer_rank)
+        name = device_name(device)
         with self._reading:
             # CON-2 for two threads, too: the second waits for the first one's tensor.
-            return self.begin_reconstruction(device, consumer_count, consumer_rank).finish()
+            cached = self._tensors.get((name, rank))
+            if cached is not None:
+                return cached
+            # HND-4: whoever drops the import waits until the tensor is out.
+            with IMPORTS.inside(self.card, name) as owner:
+                return self._begin(owner, rank).finish()
 
     def begin_reconstruction(
         self, device: Any, consumer_count: int | None = None, consumer_rank: Ranks = None
@@ -126,14 +134,12 @@ class TensorProxy:
         cached = self._tensors.get((name, rank))
         if cached is not None:
             return Reconstruction(self, cached)
-        owner = IMPORTS.open(self.card, name)
-        with owner:
-            reader = owner.rank(rank)
-            destination = tensors.private_tensor(self.dtype, self.shape, owner.device)
-            return self._begin(owner, reader, destination)
+        with IMPORTS.inside(self.card, name) as owner:
+            return self._begin(owner, rank)
 
-    def _begin(self, owner: PoolImport, reader: RankReader, destination: Any) -> Reconstruction:
-        rank = reader.rank
+    def _begin(self, owner: PoolImport, rank: int) -> Reconstruction:
+        reader = owner.rank(rank)
+        destination = tensors.private_tensor(self.dtype, self.shape, owner.device)
         with owner.device:
             reader.enter(self.lease)
             self._done.add(rank)
@@ -157,8 +163,7 @@ class TensorProxy:
             lease = self.lease
             message = f"lease (slot={lease.slot}, generation={lease.generation}) was not published to be borrowed"
             raise LeaseError(Reason.NOT_BORROWABLE, "CON-6", message)
-        owner = IMPORTS.open(self.card, device_name(device))
-        with owner, owner.device:
+        with IMPORTS.inside(self.card, device_name(device)) as owner, owner.device:
             reader = owner.rank(rank)
             reader.enter(self.lease)
             self._done.add(rank)
@@ -171,9 +176,11 @@ class TensorProxy:
     ) -> None:
         """Give a borrowed view back: acknowledges behind the reads queued before. Nothing where nothing is borrowed."""
         rank = self.check_rank(consumer_count, consumer_rank)
+        IMPORTS.check(self.card)
         for owner in IMPORTS.find(self.card.nonce):
             if IMPORTS.device_of(self.card.nonce, rank) == owner.device.name:
-                with owner, owner.device:
+                # An import that was dropped meanwhile had no view out (CON-6).
+                with contextlib.suppress(ProducerGone), owner, owner.device:
                     owner.rank(rank).release_borrowed(self.lease)
 
     def release_without_reconstruction(
@@ -187,13 +194,10 @@ class TensorProxy:
         rank = self.check_rank(consumer_count, consumer_rank)
         if rank in self._done and not IMPORTS.owes(self.lease, rank):
             return
-        try:
-            owner = self._import_for_release(rank, device)
-        except ProducerGone:
-            # Nobody waits for this acknowledgement any more.
-            self._done.add(rank)
-            return
-        with owner, owner.device:
+        if device is None:
+            device = IMPORTS.device_of(self.card.nonce, rank) or current_device(self.card.device_name)
+        # With the producer gone nobody waits for this acknowledgement any more.
+        with contextlib.suppress(ProducerGone), IMPORTS.inside(self.card, device_name(device)) as owner, owner.device:
             owner.rank(rank).release(self.lease)
         self._done.add(rank)
 
@@ -207,11 +211,6 @@ class TensorProxy:
         """Whether this copy was read or released for that rank, or has failed to be: it will not be read again."""
         known = 0 <= consumer_rank < len(self.speakers)
         return (self.speakers[consumer_rank] if known else consumer_rank) in self._done
-
-    def _import_for_release(self, rank: int, device: Any) -> PoolImport:
-        if device is None:
-            device = IMPORTS.device_of(self.card.nonce, rank) or current_device(self.card.device_name)
-        return IMPORTS.open(self.card, device_name(device))
 
     def check_rank(self, consumer_count: int | None, consumer_rank: Ranks) -> int:
         """The rank that acknowledges for those meant, a group that the lease was published for.

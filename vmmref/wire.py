@@ -12,6 +12,7 @@ Little-endian. Version 2:
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import struct
 import zlib
@@ -49,6 +50,24 @@ _DTYPES = tuple(ELEMENT_BYTES)
 
 def _bad(message: str) -> WireFormError:
     return WireFormError(Reason.BAD_WIRE_FORM, "GEN-5", message)
+
+
+def refuse_contradiction(card: PoolCard, known: PoolCard) -> None:
+    """Raise WireFormError unless a pool's card is the one that this process knows under the same nonce.
+
+    One of the two is forged. A reader that takes the one's numbers into the other's memory is outside the layout.
+    """
+    if card is known or card == known:
+        return
+    names = [field.name for field in dataclasses.fields(card)]
+    pairs = [(name, getattr(card, name), getattr(known, name)) for name in names]
+    # BRK-1: a locator has the token in it, and no error's text may show that.
+    told = [
+        f"their {name} differ" if isinstance(one, bytes) else f"{name} is {one!r} and {other!r}"
+        for name, one, other in pairs
+        if one != other
+    ]
+    raise _bad(f"two proxies of one pool contradict each other: {', '.join(told)}")
 
 
 class Content(NamedTuple):

@@ -22,13 +22,18 @@ _LIGHT = """
 import os, sys
 from vmmref.beacon import Beacon
 beacon = Beacon()
+ready, report = os.pipe()
 child = os.fork() if "fork" in sys.argv else -1
 if not child:
+    # It has run its hooks: only now is the parent's socket no longer open here.
+    os.write(report, b"x")
     # Outlives its parent, and holds whatever it has inherited; ends with the test, which holds the other end.
     sys.stdout.close()
     os.close(1)
     sys.stdin.read()
     os._exit(0)
+if child > 0:
+    os.read(ready, 1)
 print(beacon.name.hex(), flush=True)
 sys.stdin.read()
 """

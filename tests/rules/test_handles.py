@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 
 from tests.rules.toy import GRANULE, Make, another, bytes_of
+from vmmref import packed
 from vmmref.driver import streams
 from vmmref.driver.device import Device
 from vmmref.errors import ArgumentError, ForkError, ReservationError, WaitTimeout
 from vmmref.imports import IMPORTS, close_imports
+from vmmref.packed import PackedTensorProxy
 from vmmref.pool import VmmMemoryPool
 from vmmref.reservation import VmmReservation
 from vmmref.simcuda import Simulator
@@ -194,6 +197,31 @@ def test_hnd_7_use_after_fork_is_refused(toy: Make) -> None:
     ]
     assert in_forked_child(uses) == [Reason.FORKED] * len(uses)
     assert pool.read(fresh) == b"\2" * 256
+
+
+@pytest.mark.rule("HND-7")
+def test_hnd_7_a_lock_held_at_the_fork_is_not_waited_for(toy: Make) -> None:
+    """
+    A forked child waits for no thread of its parent's.
+
+    Given: an import and a pack, and a parent that holds the locks of both tables.
+    When: it forks, and the child reads, drops the import and parses a child of the pack.
+    Then: FORKED for the first two; the third, which needs no driver, is answered.
+    """
+    pool = toy(slots=2)
+    fresh = pool.wrap(1)
+    pool.join()
+    packs = pool.pool.wrap_tensors([bytes_of(2, 128)])
+    assert packs is not None
+    form = bytes(packs[0])
+    uses: list[Callable[[], Any]] = [
+        lambda: another(fresh).reconstruct_on_target_device("sim:0"),
+        lambda: close_imports(pool.pool.card.nonce),
+        lambda: PackedTensorProxy.from_bytes(form).offset,
+    ]
+    with IMPORTS._lock, packed._wholes_lock:
+        answers = in_forked_child([lambda: signal.alarm(30), *uses])
+    assert answers[1:] == [Reason.FORKED, Reason.FORKED, "returned 0"]
 
 
 def in_forked_child(uses: list[Callable[[], Any]]) -> list[str]:
