@@ -13,7 +13,7 @@ from vmmref.beacon import Beacon
 from vmmref.broker import DescriptorBroker
 from vmmref.errors import PoolClosing
 from vmmref.forks import fork_count
-from vmmref.imports import forget_exporter
+from vmmref.imported import forget_exporter
 from vmmref.reaper import Reaper
 from vmmref.recycler import RecyclerThread
 from vmmref.unwind import Unwind

@@ -30,7 +30,7 @@ from vmmref.driver.device import Device
 from vmmref.errors import ArgumentError, DriverError, UnsupportedError, VmmRefError
 from vmmref.forks import fork_count
 from vmmref.handles import HandleType, choose_handle_type, duplicate_descriptor, export_descriptor
-from vmmref.imports import forget_exporter, register_exporter
+from vmmref.imported import forget_exporter, register_exporter
 from vmmref.layout import ControlLayout, align_up
 from vmmref.lease import PoolCard
 from vmmref.life import Life, State

@@ -12,7 +12,8 @@ from vmmref import tensors, wire
 from vmmref.driver.device import parse_device
 from vmmref.errors import AlreadyReleased, ArgumentError, LeaseError, ProducerGone, WireFormError
 from vmmref.groups import Ranks, Speakers, check_speaker
-from vmmref.imports import IMPORTS, PoolImport
+from vmmref.imported import PoolImport
+from vmmref.imports import IMPORTS
 from vmmref.lease import PoolCard, PoolLease
 from vmmref.reader import CopyOut, RankReader
 from vmmref_models.reasons import Reason

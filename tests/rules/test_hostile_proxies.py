@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.rules.toy import Make, another
-from vmmref import beacon, broker, imports
+from vmmref import beacon, broker, imported, imports
 from vmmref.beacon import is_dark
 from vmmref.broker import TOKEN_BYTES, request_descriptor
 from vmmref.errors import BrokerError, VmmRefError, WireFormError
@@ -134,7 +134,7 @@ def test_rec_4_a_producer_that_does_not_answer_holds_up_no_other_pool(
         except VmmRefError as error:
             errors.append(error)
 
-    monkeypatch.setattr(imports, "_descriptor_of", stall)
+    monkeypatch.setattr(imported, "_descriptor_of", stall)
     threads = [threading.Thread(target=read) for _ in range(2)]
     for thread in threads:
         thread.start()
@@ -170,7 +170,7 @@ def test_hnd_4_a_reader_waits_for_who_drops_the_import(toy: Make, monkeypatch: p
         end(timeout_seconds)
 
     monkeypatch.setattr(old, "_end", held)
-    entered: list[imports.PoolImport] = []
+    entered: list[imported.PoolImport] = []
 
     def enter() -> None:
         with imports.IMPORTS.inside(proxy.card, "sim:0") as owner:

@@ -9,7 +9,7 @@ from vmmref.broker import DescriptorBroker
 from vmmref.conformance.faulty.broken import broken
 from vmmref.errors import ProducerGone
 from vmmref.forks import fork_count
-from vmmref.imports import PoolImport
+from vmmref.imported import PoolImport
 from vmmref.lease import PoolLease
 from vmmref.life import Life
 from vmmref.reader import RankReader

@@ -12,7 +12,7 @@ from vmmref.handles import HandleType
 _POSIX, _FABRIC = str(HandleType.POSIX_FD), str(HandleType.FABRIC)
 _CALLS = "vmmref.driver.calls:"
 _READER = "vmmref.reader:RankReader."
-_IMPORT = "vmmref.imports:PoolImport."
+_IMPORT = "vmmref.imported:PoolImport."
 _BOOK = "vmmref.book:LeaseBook."
 _PUBLISHER = "vmmref.publisher:Publisher."
 _RECYCLER = "vmmref.recycler:Recycler."

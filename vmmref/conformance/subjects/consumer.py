@@ -16,7 +16,8 @@ from vmmref.conformance.subjects.outcomes import outcome_of
 from vmmref.conformance.subjects.parts import Parts
 from vmmref.errors import WireFormError
 from vmmref.groups import Ranks, group_of
-from vmmref.imports import IMPORTS, PoolImport, close_imports
+from vmmref.imported import PoolImport
+from vmmref.imports import IMPORTS, close_imports
 from vmmref.packed import PackedTensorProxy
 from vmmref.proxy import Reconstruction, TensorProxy
 from vmmref_models import operations as op

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from vmmref.beacon import Beacon
 from vmmref.book import LeaseBook
 from vmmref.broker import DescriptorBroker
-from vmmref.imports import PoolImport
+from vmmref.imported import PoolImport
 from vmmref.life import Life
 from vmmref.packed import PackedTensorProxy
 from vmmref.pool import VmmMemoryPool
