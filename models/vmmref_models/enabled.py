@@ -30,6 +30,7 @@ from vmmref_models.operations import (
     Publish,
     PublishUnusable,
     Read,
+    Recycle,
     Release,
     ReleaseAs,
     ReleaseLease,
@@ -164,5 +165,8 @@ def _is_a_group(state: State, operation: ReleaseAs) -> bool:
 
 def _may_fail(state: State, operation: Operation) -> bool:
     if isinstance(operation, Attempt) and operation.what not in FAULTY_ATTEMPTS:
+        return False
+    if isinstance(operation, Recycle) and not set(state.consumers.dead) <= set(state.allocator.vacant):
+        # A pass counts the dead before it looks, and nobody could tell whether it had failed before or behind that.
         return False
     return enabled(state, operation)

@@ -333,7 +333,7 @@ class Faulty:
     """Do `operation` while its `call`-th driver call (1-based) fails. Needs the capability "faults".
 
     Enabled while no stream has queued work; when the operation fails, what it has queued itself ends before it returns.
-    So nobody has to guess how far queued work had got.
+    So nobody has to guess how far queued work had got. A pass is not disturbed while a death has not been counted.
     """
 
     operation: Disturbed

@@ -8,7 +8,7 @@ import pytest
 
 from tests.model.test_step import SHAPE, after, answers
 from tests.model.walks import publish, wrap
-from vmmref_models import Reason, observe, step
+from vmmref_models import Reason, enabled, observe, step
 from vmmref_models.operations import (
     DONE,
     Advance,
@@ -18,6 +18,7 @@ from vmmref_models.operations import (
     Deliver,
     Dispatch,
     DropImport,
+    Faulty,
     Fetch,
     Import,
     Join,
@@ -51,6 +52,12 @@ def test_a_crash_takes_what_the_process_had_and_no_word() -> None:
 def test_nothing_is_asked_of_a_dead_process(use: Operation) -> None:
     with pytest.raises(ValueError, match="not enabled"):
         step(after([*HALF, Crash(0)], APART), use)
+
+
+def test_a_pass_is_disturbed_only_when_every_death_is_counted() -> None:
+    """A pass counts the dead first: of one that fails nobody could tell whether it had."""
+    assert not enabled(after([Crash(0)], APART), Faulty(Recycle(), 1))
+    assert enabled(after([Crash(0), Reap()], APART), Faulty(Recycle(), 1))
 
 
 def test_a_dead_rank_is_waited_for_until_it_is_counted() -> None:
