@@ -166,6 +166,13 @@ def _is_a_group(state: State, operation: ReleaseAs) -> bool:
 def _may_fail(state: State, operation: Operation) -> bool:
     if isinstance(operation, Attempt) and operation.what not in FAULTY_ATTEMPTS:
         return False
+    if (
+        isinstance(operation, Attempt)
+        and state.closed
+        and any(known is not False for known in state.consumers.imported)
+    ):
+        # What it imports first drops the imports of ended pools, and there the failing call would be no matter of its.
+        return False
     if isinstance(operation, Recycle) and not set(state.consumers.dead) <= set(state.allocator.vacant):
         # A pass counts the dead before it looks, and nobody could tell whether it had failed before or behind that.
         return False

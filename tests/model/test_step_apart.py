@@ -12,6 +12,7 @@ from vmmref_models import Reason, enabled, observe, step
 from vmmref_models.operations import (
     DONE,
     Advance,
+    Attempt,
     Borrow,
     Claim,
     Crash,
@@ -58,6 +59,14 @@ def test_a_pass_is_disturbed_only_when_every_death_is_counted() -> None:
     """A pass counts the dead first: of one that fails nobody could tell whether it had."""
     assert not enabled(after([Crash(0)], APART), Faulty(Recycle(), 1))
     assert enabled(after([Crash(0), Reap()], APART), Faulty(Recycle(), 1))
+
+
+def test_an_experiment_is_disturbed_only_when_no_import_of_an_ended_pool_is_left() -> None:
+    """It may drop that import, and the failing call would hit there."""
+    request = Faulty(Attempt("request", 0), 1)
+    assert enabled(after([Import(0)], APART), request)
+    assert not enabled(after([Import(0), Shutdown()], APART), request)
+    assert enabled(after([Import(0), DropImport(0), Shutdown()], APART), request)
 
 
 def test_a_dead_rank_is_waited_for_until_it_is_counted() -> None:
